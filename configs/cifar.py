@@ -3,7 +3,6 @@
 From no paper: a shortened DeiT III recipe, with the usual augmentation at this size.
 Ours: only the short runs in experiments/studies/README.md.
 
-    python -m equivit.train --config=configs/cifar.py:10,I8 --workdir=/tmp/cifar10
     python -m equivit.train --config=configs/cifar.py:10,H8 --config.data.source=npz:/data/cifar10.npz --workdir=/tmp/c
     python -m equivit.train --config=configs/cifar.py:quicktest --workdir=/tmp/quicktest
 

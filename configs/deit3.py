@@ -20,7 +20,6 @@ at 224 px (for L and H configs/octic_finetune.py).  Differences from the public 
 the best on the validation images; H2 and D2 do not decay tokens and positions, which its script does by an accident of
 names; crops of H/14 at 800 epochs have 154 px, not 160, of which the patches cover the first 154.
 
-    python -m equivit.train --config=configs/deit3.py --workdir=/tmp/vit_l
     python -m equivit.train --config=configs/deit3.py:L,H8 --workdir=/tmp/octic_l
     python -m equivit.train --config=configs/deit3.py:quicktest --workdir=/tmp/quicktest     # a minute on a laptop CPU
 
@@ -70,8 +69,5 @@ def recipe(size: str, family: str, *, long: bool, quicktest: bool):
     c.checkpoint.every_steps = 1000
     c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
     if quicktest:
-        # Four patches per side, so that quarter turns move patches; the smallest width with sixteen octic channels.
-        side = 4 * (14 if size == "H" else 16)
-        tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
-        recipes.small(c, batch_size=12, image_size=(side, side), **tiny)
+        recipes.small_deit3(c, patch=14 if size == "H" else 16)
     return c

@@ -24,7 +24,8 @@ their selection (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not
         --config.init=/tmp/stage1 --config.model.replaced="((3,), (5,), (8,))" --config.data.source=coco:/data/coco
     python -m equivit.train --config=configs/depthwise.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); the stage:
+Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); quicktest,
+which replaces the first of two blocks; the stage:
 - stage1 (by default): attention everywhere, from public weights, without the class token.
 - stage2: from stage 1, with its decoder, half of its epochs and half of its batch, at the same learning rate.
 - frozen: stage 2, training only the replaced modules.
@@ -32,13 +33,9 @@ Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the ta
 - gated: stage 2 with gates that learn which modules to replace (`equivit/objectives/gated.py`): objective.gates blocks,
   by default half of them, or single heads with objective.by_head=True.
 All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) with optional trailing values,
-such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from training images:
-
-    from equivit.depthwise import selection
-    selection.select(selection.sigma(model, batches).blocks, 12)  # a ViT, here the backbone of stage 1
-
-and the gates' selection from their run, `checkpoints.load_run(path).model.backbone.config.replaced`.
-And quicktest, which replaces the first of two blocks.
+such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  Of the backbone of stage 1 and training images,
+`equivit.depthwise.selection.select(selection.sigma(model, batches).blocks, 12)` gives the blocks of lowest Sigma; a
+gated run has its selection in `checkpoints.load_run(path).model.backbone.config.replaced`.
 
 Choices that the paper does not give:
 - Learning rate, its warm-up and final value, weight decay, clipping (schedule.*, optimizer.*); batch 1024 on ImageNet.

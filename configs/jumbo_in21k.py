@@ -6,7 +6,6 @@ Expected top-1 from the paper.  Table 5: base 46.95, with registers 45.73, wide 
 Ours: not trained yet.  Cost: not in the paper.
 
     python -m equivit.train --config=configs/jumbo_in21k.py:small --config.data.source=folder:in21k --workdir=/tmp/s
-    python -m equivit.train --config=configs/jumbo_in21k.py:small,registers,alternative2 --workdir=/tmp/second
     python -m equivit.train --config=configs/jumbo_in21k.py:quicktest --workdir=/tmp/quicktest
 
 The data are the 10,450 classes of the processed Winter 2021 release (Ridnik et al. 2021), as class folders train/ and

@@ -35,7 +35,5 @@ def get_config(mode: str = "L,H8"):
     c.checkpoint.every_steps = 1000
     c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
     if w.quicktest:
-        side = 4 * (14 if huge else 16)  # four patches per side, so that quarter turns move patches
-        tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
-        recipes.small(c, batch_size=12, image_size=(side, side), **tiny)
+        recipes.small_deit3(c, patch=14 if huge else 16)
     return c

@@ -4,8 +4,7 @@
     python -m equivit.train --config=configs/quickstart.py:plain --workdir=runs/plain      # a plain ViT, for comparison
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.
-Results: experiments/studies/README.md.
+Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.  Results: experiments/studies.
 """
 
 from configs import recipes

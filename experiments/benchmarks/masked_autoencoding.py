@@ -56,8 +56,11 @@ def main(arguments=None) -> int:
 
 
 def measured(encoder: str, depth: int, options) -> dict:
-    """Both steps in turn, and the ratio of multiply-adds of their forward passes."""
-    config = configuration(encoder, depth, options)
+    """Both steps of configs/mae.py in turn, and the ratio of multiply-adds of their forward passes."""
+    config, pixels = recipe.get_config(f"B,{encoder}"), (options.pixels, options.pixels)
+    config.batch_size, config.precision = options.batch, "mixed" if machine.on_gpu() else "float32"
+    config.model.update(name=config.model.name.replace("b16", options.size), image_size=pixels)
+    config.data.image_size, config.objective.decoder_depth = pixels, depth
     objectives = {"masked": None, "all": EncodesAll(config)}
     steps = {name: compiled_models.training_step(config, objective) for name, objective in objectives.items()}
     calls = {name: program.start() for name, program in steps.items()}
@@ -67,17 +70,6 @@ def measured(encoder: str, depth: int, options) -> dict:
     times = {f"{name}_ms": time for name, time in milliseconds.items()}
     row = dict(encoder=encoder, decoder_depth=depth, kept=kept, all=every, **times)
     return row | dict(speed_up=times["all_ms"] / times["masked_ms"], macs=macs[1] / macs[0], **memory)
-
-
-def configuration(encoder: str, depth: int, options):
-    """The recipe of configs/mae.py at the sizes of the flags."""
-    config, pixels = recipe.get_config(f"B,{encoder}"), (options.pixels, options.pixels)
-    config.batch_size = options.batch
-    config.model.name = config.model.name.replace("b16", options.size)
-    config.model.image_size, config.precision = pixels, "mixed" if machine.on_gpu() else "float32"
-    config.data.image_size = pixels
-    config.objective.decoder_depth = depth
-    return config
 
 
 def forward_macs(config) -> tuple[list[int], tuple[int, int]]:

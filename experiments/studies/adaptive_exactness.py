@@ -87,8 +87,8 @@ def row(name: str, images: np.ndarray, offsets: np.ndarray) -> dict[str, Any]:
         found["settled"] = 100 * float((gaps <= ROUNDING).mean())
     _, found["ordinary"], found["changed"] = compared(build(name), images, copies(images, offsets, turned))
     with jax.enable_x64(True):
-        model = jax.tree.map(doubled, build(name, adaptive=True, anchor=False))
-        doubles = images.astype(np.float64)
+        model, doubles = build(name, adaptive=True, anchor=False), images.astype(np.float64)
+        model = jax.tree.map(lambda a: np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a, model)
         _, found["float64"], _ = compared(model, doubles, copies(doubles, offsets, turned))
         found["gap"] = min(float(gap.min()) for gap in gaps_of(model, doubles))
     return found
@@ -97,11 +97,6 @@ def row(name: str, images: np.ndarray, offsets: np.ndarray) -> dict[str, Any]:
 def build(name: str, **options):
     base, fields_ = MODELS[name]
     return compiled_models.random_model(base, **fields_, image_size=(SIZE, SIZE), num_classes=10, **options)
-
-
-def doubled(leaf):
-    """Parameters and statistics in float64."""
-    return np.asarray(leaf, np.float64) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def copies(images: np.ndarray, offsets: np.ndarray, turned: Sequence[str]) -> Iterator[np.ndarray]:

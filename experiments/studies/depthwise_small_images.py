@@ -251,11 +251,9 @@ def _vit(model: Any) -> Any:
 
 def gains_of(rows: Mapping[str, Sequence[float]]) -> dict[str, dict]:
     """The difference of each pair of rows, its standard error, and the paper's difference."""
-    return {
-        f"{name} - {other}": several_seeds.difference(rows[name], rows[other]) | dict(paper=paper)
-        for (name, other), paper in PAIRS.items()
-        if name in rows and other in rows
-    }
+    pairs = {pair: paper for pair, paper in PAIRS.items() if rows.keys() >= set(pair)}
+    differences = {pair: several_seeds.difference(*map(rows.get, pair)) for pair in pairs}
+    return {" - ".join(pair): differences[pair] | dict(paper=paper) for pair, paper in pairs.items()}
 
 
 def order(gap: float, error: float | None, paper: float) -> str:

@@ -103,10 +103,9 @@ def planned(options) -> dict[str, dict[str, Any]]:
 
 def measured(name: str, options) -> dict[str, float]:
     """Multiply-adds and parameters, and the steps of an epoch."""
-    config = config_of(name, options)
-    config.unlock().model.in_channels = 3
-    counted = summarize.counts(config)
-    epoch = config.data.train_examples // config.batch_size
+    config = config_of(name, options).unlock()
+    config.model.in_channels = 3
+    counted, epoch = summarize.counts(config), config.data.train_examples // config.batch_size
     return dict(macs=counted["macs"], parameters=counted["parameters"], epoch=epoch)
 
 
@@ -114,8 +113,8 @@ def times(options) -> dict[str, dict[str, float]]:
     """Seconds of a training step, and images per second of a forward pass, of all models in turn."""
     steps, forwards = {}, {}
     for name in options.models:
-        config = config_of(name, options)
-        config.unlock().model.in_channels = 3
+        config = config_of(name, options).unlock()
+        config.model.in_channels = 3
         steps[name] = compiled_models.training_step(config).start()
         forward = dict(config.model, batch=config.batch_size, precision="float32", folded=True)
         forwards[name] = compiled_models.forward(**forward).start()

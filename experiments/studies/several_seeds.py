@@ -136,12 +136,7 @@ def gains(rows: Rows, pairs: Iterable[tuple[str, str | None]], figures: Iterable
 
 
 def conclude(
-    options: argparse.Namespace,
-    rows: Rows,
-    columns: Mapping[str, str],
-    pairs: Iterable[tuple[str, str | None]],
-    figures: Iterable[str],
-    **settings: Any,
+    options, rows: Rows, columns: Mapping[str, str], pairs: Iterable[tuple], figures: Iterable[str], **settings
 ) -> None:
     """Print the rows, write them, and do both with the `gains` of the pairs in the figures."""
     gained = gains(rows, pairs, figures)
