@@ -9,9 +9,9 @@ Ours: not trained yet.  Cost: not in the paper.
     python -m equivit.train --config=configs/jumbo_in21k.py:quicktest --workdir=/tmp/quicktest
 
 The data are the 10,450 classes of the processed Winter 2021 release (Ridnik et al. 2021), as class folders train/ and
-val/.  The training code is not public.  The paper does not say whether the token-drop rate changes by step or by epoch
-(here in ten phases), nor does it give the rate of stochastic depth (here 0; 0.1 in the public constructors), label
-smoothing (here 0), or the parameters without weight decay (here vectors, tokens and positions).
+val/.  The training code is not public.  Not in the paper: whether the token-drop rate changes by step or by epoch (here
+in ten phases), stochastic depth (here 0; 0.1 in the public constructors), label smoothing (here 0), and the parameters
+without weight decay (here vectors, tokens and positions).
 Modes, joined by commas: small or base (small by default); unshared, no_mlp, lora (rank 8) or linear_lora; j=<J>;
 registers, and with them wide (width 1024), alternative1 (a separate MLP for class token and registers) or alternative2
 (a separate MLP for registers); drop_path=<rate of stochastic depth, 0>; quicktest.

@@ -3,11 +3,7 @@
     python -m experiments pictures  # trains what is missing: about ten minutes on two CPU cores
     python -m experiments pictures --workdir=runs/pictures --output=experiments/figures
 
-- fields.png: an image in its eight orientations and the field of the quickstart's patch embedding, in the manner of
-  Figure 3 of octic ViTs;
-- filters.png: the principal components of its patch filters, as in Figure 6;
-- orientation.png: test accuracy in the eight orientations of the quickstart (H8) and of an invariant ViT (I8);
-- reconstructions.png: predictions of a masked autoencoder with a Jumbo token that sees a quarter of the patches.
+fields.png, filters.png, orientation.png and reconstructions.png; experiments/README.md describes them.
 """
 
 import argparse

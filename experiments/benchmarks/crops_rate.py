@@ -90,17 +90,15 @@ def pipeline(images: int, device: bool) -> tuple[TrainBatch, dict[int, list[View
     epoch, examples, positions = order.rows(0)
     plans = {}
     for index, position in zip(examples.tolist(), positions.tolist(), strict=True):
-        rng = order.generator(epoch, position)
-        plans[index] = [draw(kind, rates, rng, device) for kind in transform.kinds for rates in kind.rates]
+        rng, plans[index] = order.generator(epoch, position), []
+        for kind, rates in (
+            (kind, rates) for kind in transform.kinds for rates in kind.rates
+        ):  # in the order of `Views`
+            box = crops.random_resized_box(rng, *SIZE, kind.scale, kind.ratio)
+            orientation = crops.draw_orientation(rng, kind.flip, kind.octic)
+            changes = colour.draw(rng, rates)
+            plans[index].append(View(box, kind.size, orientation, colour.Changes() if device else changes))
     return TrainBatch(Files(images), 3, SIZE[0] * SIZE[1], Share(images), order, transform), plans
-
-
-def draw(kind, rates: colour.Rates, rng: np.random.Generator, device: bool) -> View:
-    """Draw one view, in the order of `Views`."""
-    box = crops.random_resized_box(rng, *SIZE, kind.scale, kind.ratio)
-    orientation = crops.draw_orientation(rng, kind.flip, kind.octic)
-    changes = colour.draw(rng, rates)
-    return View(box, kind.size, orientation, colour.Changes() if device else changes)
 
 
 def alone(source: Files, plans: dict[int, list[View]]) -> dict[int, list[np.ndarray]]:

@@ -37,7 +37,6 @@ MODELS = {
 }
 TASKS = ("forward", "training")
 TYPES = {"float32": "float32", "bfloat16": "mixed"}  # and our precision
-TIMM = "timm"
 THREADS = 2
 FIELDS = dict(num_classes=1000, layer_scale=None, unroll=True)
 # Of timm's time, by task, type, size and model.
@@ -88,9 +87,9 @@ def measure(size: str, task: str, dtype: str, options) -> dict:
             shape = (options.batch, options.image_size, options.image_size, 3)
             question = dict(model=SIZES[size], shape=shape, task=task, type=dtype)
             peer = stack.enter_context(contextlib.closing(processes.Peer(options.peer, "timm_models.py", question)))
-            variants[TIMM] = peer.variant("contiguous", THREADS, parameters.get("plain"))
+            variants["timm"] = peer.variant("contiguous", THREADS, parameters.get("plain"))
         times = processes.milliseconds(variants, options)
-    ratios = {f"{name}_over_timm": timing.ratio(times[name], times.get(TIMM)) for name in options.models}
+    ratios = {f"{name}_over_timm": timing.ratio(times[name], times.get("timm")) for name in options.models}
     return dict(size=size, task=task, type=dtype, load=load, **times, **ratios)
 
 

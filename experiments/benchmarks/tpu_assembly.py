@@ -175,8 +175,9 @@ class _ScalarCore:
             values = [self._predicate(operand) for operand in operands.split(", ")]
             value = None if None in values else any(values)
         else:
-            values = [self._value(operand) for operand in operands.split(", ")]
-            value = _signed(ARITHMETIC[name](*values)) if name in ARITHMETIC and None not in values else None
+            values, value = [self._value(operand) for operand in operands.split(", ")], None
+            if name in ARITHMETIC and None not in values:
+                value = (ARITHMETIC[name](*values) + 2**31) % 2**32 - 2**31  # signed, of 32 bits
         return destination, None if wanted is None else value
 
     def _value(self, operand: str) -> int | None:
@@ -190,8 +191,3 @@ class _ScalarCore:
         """An address of scalar memory, as in [smem:s2+$0x4]."""
         values = [self._value(part) for part in operand.removeprefix("[smem:").rstrip("]").split("+")]
         return None if None in values else sum(values)
-
-
-def _signed(value: int) -> int:
-    """The 32-bit number with the same last 32 bits."""
-    return (value + 2**31) % 2**32 - 2**31

@@ -10,7 +10,6 @@ image changes its class in the model with both symmetries.
 """
 
 import pathlib
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -48,7 +47,10 @@ def main(arguments=None) -> int:
     rows = {name: row(name, options) for name in options.rows}
     pairs = ((name, "plain") for name in rows if name != "plain")
     gains = several_seeds.gains(rows, pairs, ("upright", "eight", "constant"))
-    shown = {name: {**found, "counts": counts(found)} for name, found in rows.items()}
+    shown = {}
+    for name, found in rows.items():  # of each seed, the images with one class over the decided ones
+        counts = zip(found["identical"], found["decided"], strict=True)
+        shown[name] = found | dict(counts=" ".join(f"{one:.0f}/{all_:.0f}" for one, all_ in counts))
     several_seeds.show(shown, COLUMNS, gains, dict(counts="of the decided"))
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], images=options.images)
     findings.write(options, dict(rows=rows, gains=gains, **settings))
@@ -63,11 +65,6 @@ def row(name: str, options) -> dict[str, list[float]]:
     same = [copies(options.workdir / name / f"seed_{seed}", options.images) for seed in found]
     figures = {figure: [one[figure] for one in same] for figure in ("constant", "decided", "identical")}
     return several_seeds.by_seed(found.values(), FIGURES) | figures
-
-
-def counts(found: Mapping[str, list[float]]) -> str:
-    """For each seed, the number of images with one class, over the number of decided ones."""
-    return " ".join(f"{one:.0f}/{all_:.0f}" for one, all_ in zip(found["identical"], found["decided"], strict=True))
 
 
 def copies(run: pathlib.Path, images: int) -> dict[str, float]:

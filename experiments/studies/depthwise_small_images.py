@@ -251,9 +251,11 @@ def _vit(model: Any) -> Any:
 
 def gains_of(rows: Mapping[str, Sequence[float]]) -> dict[str, dict]:
     """The difference of each pair of rows, its standard error, and the paper's difference."""
-    pairs = {pair: paper for pair, paper in PAIRS.items() if rows.keys() >= set(pair)}
-    differences = {pair: several_seeds.difference(*map(rows.get, pair)) for pair in pairs}
-    return {" - ".join(pair): differences[pair] | dict(paper=paper) for pair, paper in pairs.items()}
+    gains = {}
+    for (name, other), paper in PAIRS.items():
+        if name in rows and other in rows:
+            gains[f"{name} - {other}"] = several_seeds.difference(rows[name], rows[other]) | dict(paper=paper)
+    return gains
 
 
 def order(gap: float, error: float | None, paper: float) -> str:

@@ -3,9 +3,9 @@
     python -m experiments studies.dinov2_features runs/dinov2/I8 --output=features_I8.png
     python -m experiments studies.dinov2_features models/dinov2_vit_s14 --config=configs/dinov2.py:L,plain
 
-Red, green and blue are the first three principal components of the patch tokens of all images.  Images are upright
-above and turned by 90 degrees below; the colours of an invariant model turn with the image.  Prints the share of the
-variance in the three components, and the deviation of turned features, relative to their largest entry.
+Red, green and blue are the first three principal components of the patch tokens of all images, upright above and turned
+by 90 degrees below; the colours of an invariant model turn with the image.  Prints the share of the variance in the
+three components, and the deviation of turned features, relative to their largest entry.
 """
 
 import argparse
