@@ -88,12 +88,10 @@ def pipeline(images: int, device: bool) -> tuple[TrainBatch, dict[int, list[View
     section.views.blur = (0.0, 0.9, 0.5)  # as the official code had them
     transform, order = Views(section, 3), TrainOrder(images, images, repeats=1, seed=0)
     epoch, examples, positions = order.rows(0)
-    plans = {}
+    plans, each = {}, [(kind, rates) for kind in transform.kinds for rates in kind.rates]
     for index, position in zip(examples.tolist(), positions.tolist(), strict=True):
         rng, plans[index] = order.generator(epoch, position), []
-        for kind, rates in (
-            (kind, rates) for kind in transform.kinds for rates in kind.rates
-        ):  # in the order of `Views`
+        for kind, rates in each:  # in the order of `Views`
             box = crops.random_resized_box(rng, *SIZE, kind.scale, kind.ratio)
             orientation = crops.draw_orientation(rng, kind.flip, kind.octic)
             changes = colour.draw(rng, rates)
