@@ -1,7 +1,6 @@
 """Swin or SwinV2 with UperNet on ADE20K: Table 5 of truly shift-equivariant ViTs.
 
-Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Sections 5.5, 5.6 and A3.2, with the
-cited schedule of MMSegmentation's Swin and UperNet.
+Source: arXiv 2305.16316, Sections 5.5, 5.6 and A3.2, with the cited schedule of MMSegmentation's Swin and UperNet.
 Expected, from the paper: mean IoU and, after the comma, mASCC, in %.
 
 | model             | circular     | standard     |
@@ -16,8 +15,6 @@ which trains on four A100.
 
     python -m equivit.train --config=configs/adaptive_ade20k.py:swin_t,adaptive --workdir=/tmp/a_swin_t \
         --config.init=/tmp/a_swin_t_imagenet --config.data.source=pairs:/data/ADEChallengeData2016
-    python -m equivit.train --config=configs/adaptive_ade20k.py:swinv2_t,standard --workdir=/tmp/swinv2_t \
-        --config.init=/tmp/swinv2_t_imagenet --config.data.source=pairs:/data/ADEChallengeData2016
     python -m equivit.train --config=configs/adaptive_ade20k.py:quicktest --workdir=/tmp/quicktest
 
 As in the paper, a backbone starts from configs/adaptive_imagenet.py's model for the same shifts (--config.init).
@@ -26,17 +23,14 @@ Modes, joined by commas: swin_t or swinv2_t (swin_t by default); adaptive; circu
 (circular by default), which sets the decoder's padding, image sizes and evaluation; ratio; unpool; quicktest.
 
 Where the paper contradicts itself or is silent:
-- Tables A6 to A8 resize images to a fixed size; the augmentation of MMSegmentation, which the text adopts, scales it by
-  a random ratio from 0.5 to 2.  Here circular shifts use the fixed size, or with `ratio` the random one, which standard
-  shifts always use.
+- Tables A6 to A8 resize images to a fixed size; MMSegmentation, which the text follows, by 0.5 to 2.
+  Here circular shifts use the fixed size, or with `ratio` the random one, which standard shifts always use.
 - Table A7 resizes test images to 2042 x 512, the text to 2048 x 512, which is used here.
 - Listing A2.2 restores features by unpooling, which leaves zeros between them; Section 4 does not decide.  Here they
   are interpolated around the torus, or with `unpool` unpooled; logits are interpolated in both cases.
-- Pyramid pooling on a fixed grid is not equivariant, and the paper names no replacement
-  (`equivit/models/segmenter/pyramid_pooling.py`).
+- The paper names no equivariant pyramid pooling: here that of `equivit/models/segmenter/pyramid_pooling.py`.
 - Adaptive models need sizes that all their grids divide, for standard shifts too: there an adaptive Swin is trained on
-  crops of 448 pixels, the ordinary one on 512.  Test images are resized up to the next such size for adaptive models
-  only.
+  crops of 448 pixels, the ordinary one on 512.  Only adaptive models have test images resized up to the next such size.
 - Ranges of shifts are not given: here circular shifts cover the whole image, others 32 pixels to either side.
 """
 

@@ -1,6 +1,6 @@
 """Hierarchical ViTs on ImageNet-1k at 224 px (SwinV2: 256): Table 2 of truly shift-equivariant ViTs.
 
-Source: "Making Vision Transformers Truly Shift-Equivariant" (arXiv 2305.16316), Section 5, Appendix A3.
+Source: arXiv 2305.16316, Section 5, Appendix A3.
 Expected, from the paper: top-1 and, after the comma, consistency under two shifts, in %.
 
 | model             | circular     | standard     |
@@ -17,9 +17,7 @@ Expected, from the paper: top-1 and, after the comma, consistency under two shif
 Values are from one seed.  Ours: not trained yet; adaptive models have exactly 100 under circular shifts for any
 weights.  Cost: not in the paper, which trains on eight A100.
 
-    python -m equivit.train --config=configs/adaptive_imagenet.py:swin_t --workdir=/tmp/swin_t
     python -m equivit.train --config=configs/adaptive_imagenet.py:swin_t,adaptive --workdir=/tmp/a_swin_t
-    python -m equivit.train --config=configs/adaptive_imagenet.py:swin_t,standard --workdir=/tmp/swin_t_standard
     python -m equivit.train --config=configs/adaptive_imagenet.py:quicktest --workdir=/tmp/quicktest
 
 Modes, joined by commas: swin_t, swinv2_t, cvt_13 or mvitv2_t (swin_t by default); adaptive; circular or standard, the
@@ -31,16 +29,14 @@ Circular: images are only flipped (Table A2).  Standard: RandAugment and erasing
 these codes, for eight GPUs.
 
 Where the paper contradicts the codes or is silent:
-- MViTv2's operations have magnitude 10 in Table A4, and 9 in its code.
-- Mixup, cutmix and label smoothing are in no table; here they are as in the codes.
-- "Resize 256x256" is read as the shorter side.
+- MViTv2's operations have magnitude 10 in Table A4, here too, and 9 in its code
+  (--config.data.augment.rand_augment=rand-m9-n6-mstd0.5-inc1).
+- Mixup, cutmix and label smoothing are in no table; here they are as in the codes (--config.objective.mixup=0.0,
+  .cutmix=0.0 and .label_smoothing=0.0).
 - Ranges of shifts: circular ones cover the whole image here, others the whole margin, 32 pixels (SwinV2: 36), as in
-  Zhang (equivit/evaluation/consistency.py).
-- Padding of adaptive models under standard shifts is not given: here it is circular.
-- CvT's code adds 10 epochs at the lowest rate, which are left out: here the schedule covers all 300.
-Keys select the other reading of the first two: --config.data.augment.rand_augment=rand-m9-n6-mstd0.5-inc1, or
---config.objective.mixup=0.0, .cutmix=0.0 and .label_smoothing=0.0; for ranges, --config.evaluation.shift.ranges.
-Square resizing, other padding of adaptive models, and the 10 epochs have no key.
+  Zhang (equivit/evaluation/consistency.py; --config.evaluation.shift.ranges).
+- Without a key: "resize 256x256" is read as the shorter side; adaptive models under standard shifts have circular
+  padding; CvT's code adds 10 epochs at the lowest rate, here the schedule covers all 300.
 """
 
 from configs import recipes
@@ -48,21 +44,14 @@ from equivit.training import config
 
 
 def get_config(mode: str = "swin_t"):
-    shifts = ("circular", "standard")
-    w = recipes.words(mode, "adaptive", "da", "quicktest", model=recipes.HIERARCHICAL, shifts=shifts)
+    choices = dict(model=recipes.HIERARCHICAL, shifts=("circular", "standard"))
+    w = recipes.words(mode, "adaptive", "da", "quicktest", **choices)
     name, standard = w.model or "swin_t", w.shifts == "standard"
     c = config.get_base()
-    recipes.hierarchical(c, name, torus=w.adaptive or not standard)
-    if w.adaptive:
-        c.model.adaptive = True
+    kind = dict(torus=w.adaptive or not standard, adaptive=w.adaptive, augmented=standard, shifted=w.da)
+    recipes.hierarchical(c, name, **kind)
     c.data.update(source="tfds:imagenet2012", eval_split="validation", workers=16)
-    if standard:
-        c.data.augment.update(rand_augment=recipes.HIERARCHICAL[name]["rand_augment"], erase=0.25)
-    if w.da:
-        c.data.augment.circular_shift = 1.0
     c.objective.mix_groups = 8  # one for each GPU of the original
-    c.checkpoint.every_steps = 1000
-    c.evaluation.update(every_epochs=10, suite=("accuracy", "shift"))
     if standard:
         c.evaluation.shift.kinds = ("crop",)
     if w.quicktest:

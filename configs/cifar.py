@@ -3,7 +3,6 @@
 From no paper: a shortened DeiT III recipe, with the usual augmentation at this size.
 Ours: only the short runs in experiments/studies/README.md.
 
-    python -m equivit.train --config=configs/cifar.py:10,I8 --workdir=/tmp/cifar10
     python -m equivit.train --config=configs/cifar.py:10,H8 --config.data.source=npz:/data/cifar10.npz --workdir=/tmp/c
     python -m equivit.train --config=configs/cifar.py:quicktest --workdir=/tmp/quicktest
 
@@ -19,14 +18,8 @@ def get_config(mode: str = "10,H8"):
     family, classes = w.family or "H8", int(w.classes or 10)
     c = config.get_base()
     c.epochs, c.batch_size = 100, 512
-    c.model.update(
-        name=f"{recipes.FAMILIES[family]}_ti16",
-        family=family,
-        patch_size=4,
-        image_size=(32, 32),
-        num_classes=classes,
-        drop_path=0.1,
-    )
+    c.model.update(name=f"{recipes.FAMILIES[family]}_ti16", family=family, image_size=(32, 32), patch_size=4)
+    c.model.update(num_classes=classes, drop_path=0.1)
     c.data.update(source=f"tfds:cifar{classes}", image_size=(32, 32), channels=3, workers=2)
     c.data.augment.update(crop="pad", rand_augment="rand-m9-mstd0.5-inc1")
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1)

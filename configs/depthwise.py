@@ -24,7 +24,8 @@ their selection (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not
         --config.init=/tmp/stage1 --config.model.replaced="((3,), (5,), (8,))" --config.data.source=coco:/data/coco
     python -m equivit.train --config=configs/depthwise.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); the stage:
+Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); quicktest,
+which replaces the first of two blocks; the stage:
 - stage1 (by default): attention everywhere, from public weights, without the class token.
 - stage2: from stage 1, with its decoder, half of its epochs and half of its batch, at the same learning rate.
 - frozen: stage 2, training only the replaced modules.
@@ -32,25 +33,19 @@ Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the ta
 - gated: stage 2 with gates that learn which modules to replace (`equivit/objectives/gated.py`): objective.gates blocks,
   by default half of them, or single heads with objective.by_head=True.
 All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) with optional trailing values,
-such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  The blocks of lowest Sigma come from training images:
-
-    from equivit.depthwise import selection
-    selection.select(selection.sigma(model, batches).blocks, 12)  # a ViT, here the backbone of stage 1
-
-and the gates' selection from their run, `checkpoints.load_run(path).model.backbone.config.replaced`.
-And quicktest, which replaces the first of two blocks.
+such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  Of the backbone of stage 1 and training images,
+`equivit.depthwise.selection.select(selection.sigma(model, batches).blocks, 12)` gives the blocks of lowest Sigma; a
+gated run has its selection in `checkpoints.load_run(path).model.backbone.config.replaced`.
 
 Choices that the paper does not give:
-- Learning rate, its warm-up and final value, weight decay and clipping (schedule.*, optimizer.*); batch 1024 on
-  ImageNet.
+- Learning rate, its warm-up and final value, weight decay, clipping (schedule.*, optimizer.*); batch 1024 on ImageNet.
 - The classes of COCO: 80 things and the background (data/coco.py, also for overlapping objects).
 - Widths of the decoder, 256, 128 and 64 (objective.width), derived from the parameters in Table A.1.
 - Crop scale and colour strength (data.augment); evaluation of images with another shape than the model's: squashed for
   label maps, cropped for ImageNet (data.eval_crop).  Label maps are not mirrored, as Section A.2.1 does not list it.
-- Resizing of labels to the decoder's maps: nearest neighbour.  The maps have 192x192 entries for patches of 14 pixels;
-  168x168 for patches of 16, which the paper does not give.
-- The length of one_stage, and the standard deviation of new taps, 0.02.
-- Initial temperature, cooling and learning rate of the gates (objective.temperature, cooling, gate_lr).
+- Resizing of labels to the decoder's maps, of 192x192 entries for patches of 14 pixels and 168x168 for 16: nearest.
+- The length of one_stage, the standard deviation of new taps, 0.02, and temperature, cooling and learning rate of the
+  gates (objective.temperature, cooling, gate_lr).
 Also: MAE's positions are not trained, as in all our recipes; the last epoch counts.
 """
 

@@ -24,10 +24,9 @@ after the 4,000 steps), quicktest.
 
 Unlabelled images have no test split, so a run evaluates nothing; use `equivit.evaluate` on labelled cells.
 Crops are turned and mirrored in all eight ways.  Blur rates, weight decay, and the new image order of a resumed run
-follow DINOv2's public code (configs/dinov2.py).  The public recipe makes one local crop that its loss counts but does
-not use, which halves the weight of the global term.  It resizes images to 224 px (Lanczos) before cropping, without
-stochastic depth; here crops come from the original images, and branches are dropped as in configs/dinov2.py, in octic
-blocks per sample.
+follow DINOv2's public code (configs/dinov2.py).  The public recipe's loss counts a local crop that it does not use,
+which halves the weight of the global term.  It resizes images to 224 px (Lanczos) first, and drops no branches;
+here crops come from the original images, and branches are dropped as in configs/dinov2.py, in octic blocks per sample.
 """
 
 import math

@@ -10,10 +10,9 @@
 | L,H8    | 37.7   | 81.3, 80.8        | 33.6, 29.4          | 69.1, 59.5           | 608             |
 | L,D8    | 13.7   | 72.2, 71.0        | 23.7, 17.6          | 53.2, 42.5           | 736             |
 
-GFLOPs are from `summarize` (the paper has 38.5 for L,I8, with polynomial invariants, and 13.5 for L,D8, as for its
-supervised D8; the public D8 of DINOv2 computes invariants of every token).  Accuracies and mean IoU, in %, and hours
-are the paper's, for frozen features of the teacher (Tables 3 and 8).  Ours: not trained yet except for `small`
-(experiments/studies/README.md).
+GFLOPs are from `summarize` (the paper has 38.5 for L,I8, with polynomial invariants, and 13.5 for L,D8; the public D8
+of DINOv2 computes invariants of every token).  Accuracies and mean IoU, in %, and hours are the paper's, for frozen
+features of the teacher (Tables 3 and 8).  Ours: only `small` (experiments/studies/README.md).
 
     python -m equivit.train --config=configs/dinov2.py:L,H8 --workdir=/data/dinov2
     python -m equivit.train --config=configs/dinov2.py:small,I8 --workdir=/tmp/cells \
@@ -30,10 +29,10 @@ Modes, joined by commas:
   `intended` does none of this;
 - quicktest.
 
-In both versions: the initial momentum is 0.992 as in the code (0.8 in the paper's Table 5b), and there is no phase with
-larger images.  Masks, KoLeo and dropped branches are drawn in groups with the size of the original's per-GPU batch.
-The original student computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16).  The
-original moves the patch centre towards the mean of the GPUs' means, here towards the mean of all masked patches.
+In both versions: the initial momentum is 0.992 as in the code (0.8 in the paper's Table 5b), and no phase has larger
+images.  Masks, KoLeo and dropped branches are drawn in groups of the original's batch on a GPU.  The original student
+computes in bfloat16 throughout, here in mixed precision (--config.precision=bfloat16); its patch centre moves towards
+the mean of the GPUs' means, here towards the mean of all masked patches.
 """
 
 import math

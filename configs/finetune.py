@@ -4,7 +4,6 @@ Source: MAE (arXiv 2111.06377), Appendix A.1 and its public code, which also giv
 B 83.66, L 85.95.  The paper of Jumbo does not fine-tune.  Ours: not trained yet.
 Cost of the public code: 7 h 11 min for B, 8 h 52 min for L on 32 V100.
 
-    python -m equivit.train --config=configs/finetune.py:B,plain --config.init=/tmp/mae --workdir=/tmp/finetuned
     python -m equivit.train --config=configs/finetune.py:L,plain --config.init=mae:mae_pretrain_vit_large.pth \
         --workdir=/tmp/finetuned_l
     python -m equivit.train --config=configs/finetune.py:quicktest --workdir=/tmp/quicktest     # from random weights
@@ -19,15 +18,12 @@ loop_2.sh of config/), without published results: 110 epochs, a rate that is not
 erasing, equal stochastic depth in all blocks.  Its scripts try rates of 1e-3 and 3e-3 with a weight decay of 0.06 to
 0.09; here the first of each, unless lr= and wd= set others.
 
-    python -m equivit.train --config=configs/finetune.py:B,jumbo,fork --config.init=/tmp/mae_fork \
-        --workdir=/tmp/finetuned_fork
     python -m equivit.train --config=configs/finetune.py:B,jumbo,fork,lr=3e-3,wd=0.07 --config.init=/tmp/mae_fork \
         --workdir=/tmp/finetuned_fork_3e-3
 
 That code differs: its rates decay to 0.65^12 before the first block, with the last block at the head's full rate, here
-to 0.65^13; the Jumbo tokens and their MLP use the full rate; it mixes with a random permutation; its random keys never
-advance, so each step mixes alike; one version ignores the given weight decay and uses optax's 1e-4; and it reports the
-best epoch.
+to 0.65^13; the Jumbo tokens and their MLP use the full rate; it mixes with one random permutation, the same in each
+step; one version ignores the given weight decay and uses optax's 1e-4; and it reports the best epoch.
 
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork (the
 paper's code has only B,jumbo); lr=..., wd=... (with fork); quicktest.
@@ -39,26 +35,18 @@ from equivit.training import config
 
 def get_config(mode: str = "B,jumbo"):
     values = dict(lr=float, wd=float)
-    w = recipes.words(mode, "fork", "quicktest", values=values, size=("B", "L", "cifar"), kind=("plain", "jumbo"))
+    w = recipes.words(mode, "fork", "quicktest", values=values, **recipes.MAE)
     if not w.fork and (w.lr, w.wd) != (None, None):
         raise ValueError(f"config mode={mode!r}: lr= and wd= are for the scripts of the fork; add 'fork'.")
-    size = w.size or "B"
-    large, cifar = size == "L", size == "cifar"
-    side = 32 if cifar else 224
+    large, cifar = w.size == "L", w.size == "cifar"
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = (50 if large else 100), 1024, "mixed"
-    c.model = recipes.mae_encoder(size, jumbo=w.kind == "jumbo", fork=w.fork)
-    # The rate of stochastic depth grows with depth.
-    c.model.update(image_size=(side, side), drop_path=(0.0, 0.2 if large else 0.1), head_std=2e-5)
+    recipes.mae_encoder(c, w, crop_ratio=0.875)
+    c.model.update(drop_path=(0.0, 0.2 if large else 0.1), head_std=2e-5)  # stochastic depth grows with depth
     if w.kind != "jumbo":
         c.model.update(pool="mean", fc_norm=True)
-    c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16)
-    c.data.crop_ratio = 0.875
     if cifar:
-        c.batch_size, c.precision = 256, "float32"
-        c.model.patch_size = 4
-        c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
-        c.evaluation.corruption_crop_ratio = 1.0
+        c.batch_size, c.evaluation.corruption_crop_ratio = 256, 1.0
     c.data.augment.update(crop="random_resized", rand_augment="rand-m9-mstd0.5-inc1", erase=0.25)
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1)
     c.objective.mix_groups = 1 if cifar else 32  # one for each GPU of the original

@@ -13,10 +13,10 @@ Expected top-1 from the paper: 128 px with lr 3e-3 / 1e-3 (Tables 7 to 11), then
     BiXT           in no table
 
 Ours: not trained yet; experiments/tables/jumbo/accuracy.py prints the tables.  Cost: not in the paper.
-The training code is not public.  The paper does not give the rate of stochastic depth (here 0; 0.1 in the public
-constructors of ViTs), nor the parameters without weight decay (here vectors, tokens and positions).  It trains every
-family by this recipe, which is far from their own.  Batch norms use statistics of the whole batch, on any number of
-devices; --config.model.statistics_groups=N uses N groups, like N devices.  The paper does not say which it used.
+The training code is not public.  Not in the paper: the rate of stochastic depth (here 0; 0.1 in the public constructors
+of ViTs), the parameters without weight decay (here vectors, tokens and positions), and the statistics of batch norms
+(here of the whole batch, on any number of devices; --config.model.statistics_groups=N uses N groups, like N devices).
+It trains every family by this recipe, which is far from their own.
 
     W=configs/jumbo_in1k.py D="--config.data.source=folder:imagenet" T=--config.objective.teacher
     python -m equivit.train --config=$W:tiny,lr=3e-3 $D $T=timm:deit3_base.safetensors --workdir=/tmp/tiny_128
@@ -51,33 +51,21 @@ def get_config(mode: str = "small"):
     side = int(w.pixels or 128)
     c = config.get_base("distillation")
     c.epochs, c.batch_size, c.precision = 400, 1024, "mixed"
-    c.model.update(name=_name(w), image_size=(side, side))
-    if w.model not in BASELINES:
+    vit = w.model not in BASELINES
+    name = f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.model or 'small']}" if vit else w.model
+    c.model.update(name=name, image_size=(side, side))
+    if vit:
         c.model.position_antialias = True
-    if w.r is not None:
-        c.model.registers = w.r
-    if w.drop_path is not None:
-        c.model.drop_path = w.drop_path
-    if w.j is not None:
-        c.model.jumbo = w.j
-    if w.multiplier is not None:
-        c.model.jumbo_multiplier = w.multiplier
-    c.data.update(
-        source="tfds:imagenet2012",
-        eval_split="validation",
-        image_size=(side, side),
-        train_image_size=(224, 224),  # the teacher's image size
-        interpolation="bilinear",  # in evaluation, as in the released code
-        channels=3,
-        workers=16,
-    )
+    c.model.update(recipes.given(registers=w.r, drop_path=w.drop_path, jumbo=w.j, jumbo_multiplier=w.multiplier))
+    c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16)
+    c.data.train_image_size = (224, 224)  # the teacher's image size
+    c.data.interpolation = "bilinear"  # in evaluation, as in the released code
     c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, three_augment=True, color_jitter=0.3)
     c.objective.teacher = "timm:deit3_base_patch16_224.fb_in22k_ft_in1k.safetensors"
     c.objective.update(mixup=0.8, cutmix=1.0)
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
     c.schedule.update(lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=40)
-    c.checkpoint.every_steps = 1000
-    c.evaluation.every_epochs = 5
+    c.checkpoint.every_steps, c.evaluation.every_epochs = 1000, 5
     if w.pixels == "224":  # the second stage
         c.epochs, c.batch_size = 20, 512
         # timm's transform, used by the public code, disables colour jitter with RandAugment.
@@ -88,7 +76,11 @@ def get_config(mode: str = "small"):
     if w.lr is not None:
         c.schedule.lr = w.lr
     if w.quicktest:
-        recipes.small(c, num_classes=10, **_small(w.model))
+        tiny = dict(width=48, depth=2, num_heads=3)
+        if not vit:
+            name = next(smallest for smallest in SMALLEST if smallest.split("_")[0] == name.split("_")[0])
+            tiny = dict(name=name, **SMALLEST[name])
+        recipes.small(c, num_classes=10, **tiny)
         c.data.train_image_size, c.objective.teacher = (48, 48), "zoo:vit_pico16"
     return c
 
@@ -100,17 +92,3 @@ def _check(mode, w):
         raise ValueError(f"config mode={mode!r}: j= and multiplier= are for the Jumbo token; leave out 'registers'.")
     if w.r is not None and not w.registers:
         raise ValueError(f"config mode={mode!r}: r= is the number of registers; add 'registers'.")
-
-
-def _name(w):
-    if w.model in BASELINES:
-        return w.model
-    return f"{'register' if w.registers else 'jumbo'}_vit_{SIZES[w.model or 'small']}"
-
-
-def _small(name):
-    """The fields of a small model and, for a baseline, the smallest name of its family."""
-    if name not in BASELINES:
-        return dict(width=48, depth=2, num_heads=3)
-    smallest = next(known for known in SMALLEST if known.split("_")[0] == name.split("_")[0])
-    return dict(name=smallest, **SMALLEST[smallest])

@@ -11,8 +11,8 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
 
 --config.init names a run, a saved model or weights, for the model of configs/mae.py in the same mode.  The classifier
 reads the class token or the merged Jumbo token; with --config.model.pool=mean (plain models only), the mean patch
-token.  MAE's public code differs: it computes batch statistics over each GPU's 512 images, here over the whole batch;
-and it reports the best epoch, here the last one counts.
+token.  Here batch statistics are of the whole batch and the last epoch counts; in MAE's public code statistics are of
+each GPU's 512 images, and the best epoch counts.
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
 head, the crops, the LARS (optax's) and the last learning rate of the JAX version that the paper used; sgd: its
 alternative to LARS; quicktest.
@@ -23,22 +23,13 @@ from equivit.training import config
 
 
 def get_config(mode: str = "B,jumbo"):
-    w = recipes.words(mode, "fork", "sgd", "quicktest", size=("B", "L", "cifar"), kind=("plain", "jumbo"))
-    size = w.size or "B"
-    cifar = size == "cifar"
-    side = 32 if cifar else 224
+    w = recipes.words(mode, "fork", "sgd", "quicktest", **recipes.MAE)
     c = config.get_base("linear_probe")
-    c.epochs, c.batch_size = (50 if size == "L" and not w.fork else 90), (4096 if w.sgd else 16384)
+    c.epochs, c.batch_size = (50 if w.size == "L" and not w.fork else 90), (4096 if w.sgd else 16384)
     c.precision = "mixed"
-    c.model = recipes.mae_encoder(size, jumbo=w.kind == "jumbo", fork=w.fork)
-    c.model.image_size = (side, side)
-    c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16)
-    c.data.crop_ratio = 0.875
-    if cifar:
-        c.batch_size, c.precision = 1024, "float32"
-        c.model.patch_size = 4
-        c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
-        c.evaluation.corruption_crop_ratio = 1.0
+    recipes.mae_encoder(c, w, crop_ratio=0.875)
+    if w.size == "cifar":
+        c.batch_size, c.evaluation.corruption_crop_ratio = 1024, 1.0
     crop, smallest = ("random_resized", 0.2) if w.fork else ("random_resized_clipped", 0.08)
     c.data.augment.update(crop=crop, scale=(smallest, 1.0), flip=0.5)
     name = "sgd" if w.sgd else "lars_optax" if w.fork else "lars"

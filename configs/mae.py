@@ -15,9 +15,8 @@ differences of the JAX version that the paper used (raw pixels as targets, one m
 devices in a TPU v4-64, truncated normal weights, zero tokens, a sin-cos table that includes the last frequency,
 tanh-GELU, and in Jumbo's MLP a residual after the norm); quicktest.
 
-MAE's public code differs: its class and mask tokens decay, here no token does.  The JAX version differs: it counts
-steps as 1281167 epochs / 4096, so 500,455 for 1600 epochs, here an epoch has 312 full batches, 499,200 in total; and
-its patch bias starts at zero.
+Differences: in MAE's public code class and mask tokens decay, here no token does.  The JAX version has 1281167 / 4096
+steps an epoch, here 312 full batches (for 1600 epochs 500,455 and 499,200 steps); its patch bias starts at zero.
 """
 
 from configs import recipes
@@ -25,16 +24,11 @@ from equivit.training import config
 
 
 def get_config(mode: str = "B,jumbo"):
-    w = recipes.words(
-        mode, "fork", "quicktest", size=("B", "L", "cifar"), kind=("plain", "jumbo"), epochs=("800", "1600")
-    )
-    size = w.size or "B"
-    cifar = size == "cifar"
+    w = recipes.words(mode, "fork", "quicktest", **recipes.MAE, epochs=("800", "1600"))
     c = config.get_base("mae")
-    c.epochs, c.batch_size, c.precision = int(w.epochs or (800 if size == "L" else 1600)), 4096, "mixed"
-    c.model = recipes.mae_encoder(size, jumbo=w.kind == "jumbo", fork=w.fork)
-    c.model.update(image_size=(224, 224), num_classes=None)
-    c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(224, 224), channels=3, workers=16)
+    c.epochs, c.batch_size, c.precision = int(w.epochs or (800 if w.size == "L" else 1600)), 4096, "mixed"
+    recipes.mae_encoder(c, w, crop_ratio=0.875 if w.fork else 1.0)
+    c.model.num_classes = None
     c.data.augment.update(crop="random_resized", scale=(0.2, 1.0), flip=0.5)
     c.optimizer.update(name="adamw", betas=(0.9, 0.95), eps=1e-8, weight_decay=0.05, clip=None)
     c.schedule.update(lr=1.5e-4 * 4096 / 256, warmup_lr=0.0, min_lr=0.0, warmup_epochs=40)
@@ -43,11 +37,8 @@ def get_config(mode: str = "B,jumbo"):
     if w.fork:
         c.objective.update(target="pixels", variance="biased", groups=32)
         c.schedule.update(warmup_lr=1e-6, min_lr=1e-5)
-        c.data.crop_ratio = 0.875
-    if cifar:  # short enough for first results on a CPU
-        c.epochs, c.batch_size, c.precision = int(w.epochs or 100), 256, "float32"
-        c.model.update(patch_size=4, image_size=(32, 32))
-        c.data.update(source="tfds:cifar10", eval_split="test", image_size=(32, 32), crop_ratio=1.0, workers=2)
+    if w.size == "cifar":  # short enough for first results on a CPU
+        c.epochs, c.batch_size = int(w.epochs or 100), 256
         c.objective.update(decoder_width=128, decoder_depth=2, decoder_heads=4)
         c.schedule.update(lr=1e-3, warmup_epochs=5)
         c.checkpoint.update(every_steps=None, every_seconds=120)

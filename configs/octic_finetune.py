@@ -21,17 +21,11 @@ from equivit.training import config
 def get_config(mode: str = "L,H8"):
     w = recipes.words(mode, "quicktest", size=("L", "H"), family=recipes.FAMILIES, pixels=("384",))
     family, huge = w.family or "plain", w.size == "H"
-    side = 224  # px
-    if w.pixels:
-        side = 378 if huge else 384
+    side = (378 if huge else 384) if w.pixels else 224
     c = config.get_base()
     c.epochs, c.batch_size, c.precision = 20, 512, "mixed"
-    c.model.update(
-        name=f"{recipes.FAMILIES[family]}_{'h14' if huge else 'l16'}",
-        family=family,
-        image_size=(side, side),
-        drop_path=0.55 if huge else 0.4 if w.pixels else 0.45,
-    )
+    c.model.update(name=f"{recipes.FAMILIES[family]}_{'h14' if huge else 'l16'}", family=family)
+    c.model.update(image_size=(side, side), drop_path=0.55 if huge else 0.4 if w.pixels else 0.45)
     c.data.update(source="tfds:imagenet2012", eval_split="validation", image_size=(side, side), channels=3, workers=16)
     c.data.augment.update(crop="random_resized", scale=(0.08, 1.0), flip=0.5, rand_augment="rand-m9-mstd0.5-inc1")
     c.objective.update(loss="cross_entropy", mixup=0.8, cutmix=1.0, label_smoothing=0.1, ema=0.99996)
@@ -41,7 +35,5 @@ def get_config(mode: str = "L,H8"):
     c.checkpoint.every_steps = 1000
     c.evaluation.update(every_epochs=5, suite=("accuracy", "orientation"))
     if w.quicktest:
-        side = 4 * (14 if huge else 16)  # four patches per side, so that quarter turns move patches
-        tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
-        recipes.small(c, batch_size=12, image_size=(side, side), **tiny)
+        recipes.small_deit3(c, patch=14 if huge else 16)
     return c

@@ -4,8 +4,7 @@
     python -m equivit.train --config=configs/quickstart.py:plain --workdir=runs/plain      # a plain ViT, for comparison
     python -m equivit.train --config=configs/quickstart.py:quicktest --workdir=/tmp/quicktest
 
-Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.
-Results: experiments/studies/README.md.
+Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.  Results: experiments/studies.
 """
 
 from configs import recipes
@@ -17,19 +16,9 @@ def get_config(mode: str = "H8"):
     family = w.family or "H8"
     c = config.get_base()
     c.epochs, c.batch_size = 24, 32
-    c.model.update(
-        name=f"{recipes.FAMILIES[family]}_ti16",
-        family=family,
-        width=96,
-        depth=4,
-        num_heads=3,
-        patch_size=4,
-        image_size=(32, 32),
-        in_channels=1,
-        num_classes=10,
-        layer_scale=0.1,
-        unroll=True,  # faster on a CPU: each block's saved activations are separate arrays
-    )
+    c.model.update(name=f"{recipes.FAMILIES[family]}_ti16", family=family, image_size=(32, 32), patch_size=4)
+    c.model.update(width=96, depth=4, num_heads=3, in_channels=1, num_classes=10, layer_scale=0.1)
+    c.model.unroll = True  # faster on a CPU: each block's saved activations are separate arrays
     # Mean and standard deviation of the training images.
     c.data.update(source="digits", image_size=(32, 32), channels=1, mean=(0.305,), std=(0.349,))
     c.data.augment.update(crop="pad", flip=0.0)  # a mirrored 2 is not a 2

@@ -1,4 +1,4 @@
-"""Shared parts of configs: parsing of modes, the `:quicktest` of a recipe, and names of models.
+"""Shared parts of configs: modes, `:quicktest`, names of models, and recipes' common settings.
 
 Configs import only this file and deit3.py; each config states everything else.
 """
@@ -18,19 +18,15 @@ FAMILIES = {"plain": "vit", "H8": "octic_vit", "I8": "octic_vit", "D8": "octic_v
 def words(
     mode: str, *flags: str, values: Mapping[str, Callable[[str], Any]] | None = None, **choices: Iterable[str]
 ) -> SimpleNamespace:
-    """Parse a mode, words joined by commas, such as "I8,k=6,quicktest".
+    """Parse a mode, words joined by commas: an attribute for each flag, value and choice (None if not given).
 
         w = words("I8,k=6", "quicktest", family=("H8", "I8"), values=dict(k=int))
         w.family, w.k, w.quicktest  # "I8", 6, False
 
     Args:
-      mode: the words.
       flags: optional words.
       values: parsers of the text in `name=text`, by name.
       choices: groups of mutually exclusive words, by name.
-
-    Returns:
-      An attribute for each flag (True or False), value and choice (None if not given).
 
     Raises:
       ValueError: an unknown word, a value that cannot be parsed, or two words that exclude each other.
@@ -42,7 +38,11 @@ def words(
     for word in mode.split(","):
         name, equals, text = word.partition("=")
         if equals and name in values:
-            value = _read(word, text, values[name])
+            try:
+                value = values[name](text)
+            except ValueError:
+                kind = "a whole number" if values[name] is int else "a number"
+                raise ValueError(f"config mode={word!r}: {text!r} is not {kind}.") from None
         else:
             errors.one_of("config mode", word, known)
             name, value = choice.get(word, word), (word if word in choice else True)
@@ -53,21 +53,13 @@ def words(
     return result
 
 
-def _read(word: str, value: str, read: Callable[[str], Any]) -> Any:
-    try:
-        return read(value)
-    except ValueError:
-        kind = "a whole number" if read is int else "a number"
-        raise ValueError(f"config mode={word!r}: {value!r} is not {kind}.") from None
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None, from words that were given."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def small(
-    c: ConfigDict,
-    *,
-    batch_size: int = 8,
-    image_size: tuple[int, int] = (32, 32),
-    source: str = "synthetic",
-    **model: Any,
+    c: ConfigDict, *, batch_size: int = 8, image_size: tuple[int, int] = (32, 32), source: str = "synthetic", **model
 ) -> None:
     """Shrink a recipe for `:quicktest`: two steps of a small model on synthetic images, within a minute on a laptop.
 
@@ -83,63 +75,68 @@ def small(
     c.checkpoint.every_steps, c.log.every_steps, c.evaluation.every_epochs = 1, 1, None
 
 
-def mae_encoder(size: str, *, jumbo: bool, fork: bool) -> dict[str, Any]:
-    """The encoder of configs/mae.py, from which linear_probe.py and finetune.py start.
+MAE = dict(size=("B", "L", "cifar"), kind=("plain", "jumbo"))  # choices of words for `mae_encoder`
+
+
+def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None:
+    """The encoder of configs/mae.py, from which linear_probe.py and finetune.py start, and its images.
 
     The decoder needs fully encoded patches: Jumbo's `last_patch_mlp`.  Weights use Xavier initialisation, as in MAE.
-    `fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that includes
-    the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.
+    `w.fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that
+    includes the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.
     """
-    variant = {"B": "b16", "L": "l16", "cifar": "ti16"}[size]
-    if jumbo and fork:
-        return dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
-    if jumbo:
-        whole = dict(last_patch_mlp=True, wide_norm=False, norm_eps=1e-6)
-        return dict(name=f"jumbo_vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform", **whole)
-    if fork:
-        begin = dict(init="truncated_normal", token_std=0.0)
-        return dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None, **begin)
-    return dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
+    cifar, jumbo = w.size == "cifar", w.kind == "jumbo"
+    variant, side = {"L": "l16", "cifar": "ti16"}.get(w.size, "b16"), 32 if cifar else 224
+    if jumbo and w.fork:
+        c.model = dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
+    elif w.fork:
+        c.model = dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None)
+        c.model.update(init="truncated_normal", token_std=0.0)
+    else:
+        c.model = dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
+    if jumbo and not w.fork:
+        c.model.update(name=f"jumbo_vit_{variant}", last_patch_mlp=True, wide_norm=False, norm_eps=1e-6)
+    c.model.image_size = c.data.image_size = (side, side)
+    c.data.update(source="tfds:imagenet2012", eval_split="validation", channels=3, crop_ratio=crop_ratio, workers=16)
+    if cifar:
+        c.precision, c.model.patch_size = "float32", 4
+        c.data.update(source="tfds:cifar10", eval_split="test", crop_ratio=1.0, workers=2)
+
+
+def small_deit3(c: ConfigDict, patch: int) -> None:
+    """`small` for DeiT III: four patches per side, so that quarter turns move patches; sixteen octic channels."""
+    tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
+    small(c, batch_size=12, image_size=(4 * patch, 4 * patch), **tiny)
 
 
 # Hierarchical ViTs as in their public codes for ImageNet-1k on eight GPUs; `small` is for `:quicktest`.
 # RandAugment follows Tables A3 to A5 of "Making Vision Transformers Truly Shift-Equivariant".
-SWIN = dict(
-    side=224,  # pixels of an image
-    resized=256,  # pixels before the centre crop
-    batch_size=1024,
-    epochs=300,
-    precision="mixed",
-    schedule=dict(lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=20),
-    clip=5.0,
-    rand_augment="rand-m9-n2-mstd0.5-inc1",
-    model=dict(drop_path=(0.0, 0.2)),
-    circular={},  # fields of the model for circular images: no convolution of Swin pads
-    small=dict(width=16, depths=(1, 1), num_heads=(1, 2), window_size=(4, 4)),
-)
-CVT = SWIN | dict(
-    batch_size=2048,
-    schedule=dict(lr=2e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5),
-    clip=None,
-    model=dict(drop_path=(0.0, 0.0, 0.1)),  # of the last block of each stage
-    circular=dict(padding="circular"),
-    small=dict(widths=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 1, 2)),
-)
-MVIT = SWIN | dict(
-    batch_size=256,
-    precision="float32",
-    schedule=dict(lr=2.5e-4, warmup_lr=1e-8, min_lr=1e-6, warmup_epochs=70),
-    clip=1.0,
-    rand_augment="rand-m10-n6-mstd0.5-inc1",
-    model=dict(drop_path=(0.0, 0.1)),
-    circular=dict(padding="circular"),
-    small=dict(width=16, depths=(1, 1), num_heads=(1, 2)),
-)
+SWIN = dict(side=224, resized=256)  # pixels of an image, and of its shorter side before the centre crop
+SWIN |= dict(batch_size=1024, epochs=300, precision="mixed", clip=5.0, rand_augment="rand-m9-n2-mstd0.5-inc1")
+SWIN |= dict(schedule=dict(lr=1e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=20))
+SWIN |= dict(small=dict(width=16, depths=(1, 1), num_heads=(1, 2), window_size=(4, 4)))
+SWIN |= dict(model=dict(drop_path=(0.0, 0.2)), circular={})  # fields for circular images: no convolution of Swin pads
+CVT = SWIN | dict(batch_size=2048, clip=None)
+CVT |= dict(schedule=dict(lr=2e-3, warmup_lr=1e-6, min_lr=1e-5, warmup_epochs=5))
+CVT |= dict(small=dict(widths=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 1, 2)))
+CVT |= dict(model=dict(drop_path=(0.0, 0.0, 0.1)), circular=dict(padding="circular"))  # of each stage's last block
+MVIT = SWIN | dict(batch_size=256, precision="float32", clip=1.0, rand_augment="rand-m10-n6-mstd0.5-inc1")
+MVIT |= dict(schedule=dict(lr=2.5e-4, warmup_lr=1e-8, min_lr=1e-6, warmup_epochs=70))
+MVIT |= dict(small=dict(width=16, depths=(1, 1), num_heads=(1, 2)))
+MVIT |= dict(model=dict(drop_path=(0.0, 0.1)), circular=dict(padding="circular"))
 HIERARCHICAL = {"swin_t": SWIN, "swinv2_t": SWIN | dict(side=256, resized=292), "cvt_13": CVT, "mvitv2_t": MVIT}
 
 
 def hierarchical(
-    c: ConfigDict, name: str, *, torus: bool, epochs: int | None = None, batch_size: int | None = None
+    c: ConfigDict,
+    name: str,
+    *,
+    torus: bool,
+    adaptive: bool = False,
+    augmented: bool = False,
+    shifted: bool = False,
+    epochs: int | None = None,
+    batch_size: int | None = None,
 ) -> None:
     """Train a hierarchical ViT as in its public code, on image centres with random flips.
 
@@ -147,6 +144,9 @@ def hierarchical(
 
     Args:
       torus: convolutions pad circularly instead of with zeros.
+      adaptive: the model is shift-equivariant.
+      augmented: RandAugment and erasing in training.
+      shifted: circular shifts in training.
     """
     own = HIERARCHICAL[name]
     c.epochs, c.batch_size, c.precision = epochs or own["epochs"], batch_size or own["batch_size"], own["precision"]
@@ -158,3 +158,11 @@ def hierarchical(
     warmup, scale = own["schedule"]["warmup_epochs"] * c.epochs / own["epochs"], c.batch_size / own["batch_size"]
     rates = {rate: own["schedule"][rate] * scale for rate in ("lr", "warmup_lr", "min_lr")}
     c.schedule.update(warmup_epochs=warmup, **rates)
+    if adaptive:
+        c.model.adaptive = True
+    if augmented:
+        c.data.augment.update(rand_augment=own["rand_augment"], erase=0.25)
+    if shifted:
+        c.data.augment.circular_shift = 1.0
+    c.checkpoint.every_steps = 1000
+    c.evaluation.update(every_epochs=10, suite=("accuracy", "shift"))

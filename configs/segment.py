@@ -1,8 +1,8 @@
 """Semantic segmentation on any label maps: a backbone with a decoder, fine-tuned or frozen.
 
 Sources: UperNet (arXiv 1807.10221) as in Swin (arXiv 2103.14030), Section A2.3; a linear map of frozen features as in
-DINOv2 (arXiv 2304.07193); transposed convolutions (`equivit/models/segmenter/decoders.py`).  Expected, cost: unknown;
-this is a recipe for your own data, from no paper.
+DINOv2 (arXiv 2304.07193); transposed convolutions (`equivit/models/segmenter/decoders.py`).  From no paper, for your
+own data; expected figures and cost are unknown.
 
     python -m equivit.train --config=configs/segment.py --workdir=/tmp/ade20k --config.init=/tmp/swin_t \
         --config.data.source=pairs:/data/ADEChallengeData2016 --config.data.split=training \

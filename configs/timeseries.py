@@ -6,15 +6,12 @@ Ours and the cost: experiments/tables/jumbo/timeseries.json.
 
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
-    python -m equivit.sweep --config=configs/timeseries.py:smallest,public --workdir=runs/smallest \
-        --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:quicktest --workdir=/tmp/quicktest
 
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
 branch, adds the attention scores of the previous layer, and normalises each series separately.  Our three models have
-layer norm before each branch and nothing else of this; `public` also trains all three in the public form, for
-experiments/studies/timeseries_public.py, which compares their order with the paper's.  The paper does not list the
-parameters without weight decay: here vectors, tokens and positions.
+layer norm before each branch instead; `public` also trains the public form (experiments/studies/timeseries_public.py).
+The paper does not list the parameters without weight decay: here vectors, tokens and positions.
 
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are
@@ -27,41 +24,13 @@ from configs import recipes
 from equivit.training import sweep_config
 
 SETS = {
-    "univariate": (
-        "Sleep",
-        "InsectSound",
-        "FruitFlies",
-        "RightWhaleCalls",
-        "FaultDetectionA",
-        "ElectricDevices",
-        "Crop",
-        "FordB",
-        "FordA",
-        "MelbournePedestrian",
-    ),
-    "multivariate": (
-        "Tiselac",
-        "WalkingSittingStanding",
-        "SpokenArabicDigits",
-        "FaceDetection",
-        "PhonemeSpectra",
-        "LSST",
-        "UWaveGestureLibrary",
-        "CharacterTrajectories",
-        "AsphaltPavementTypeCoordinates",
-        "MotorImagery",
-    ),
-    "smallest": (
-        "ItalyPowerDemand",
-        "SyntheticControl",
-        "BasicMotions",
-        "MelbournePedestrian",
-        "Adiac",
-        "ECG5000",
-    ),
-    "quicktest": ("synthetic",),
+    "univariate": "Sleep InsectSound FruitFlies RightWhaleCalls FaultDetectionA ElectricDevices Crop FordB FordA "
+    "MelbournePedestrian",
+    "multivariate": "Tiselac WalkingSittingStanding SpokenArabicDigits FaceDetection PhonemeSpectra LSST "
+    "UWaveGestureLibrary CharacterTrajectories AsphaltPavementTypeCoordinates MotorImagery",
+    "smallest": "ItalyPowerDemand SyntheticControl BasicMotions MelbournePedestrian Adiac ECG5000",
+    "quicktest": "synthetic",
 }
-
 PUBLIC = ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo")
 
 
@@ -69,7 +38,7 @@ def get_config(mode: str = "univariate"):
     w = recipes.words(mode, "public", sets=SETS)
     chosen = w.sets or "univariate"
     c = sweep_config.get_base()
-    c.data.names = SETS[chosen]
+    c.data.names = tuple(SETS[chosen].split())
     if w.public:
         c.models += PUBLIC
     if chosen == "smallest":

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     if (threads := getattr(script, "THREADS", None)) and hasattr(os, "sched_setaffinity"):
         # Before JAX starts its threads; processes that it starts inherit this.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    return flags.in_one_line(script.main)(rest)
+    return flags.run(script.main, rest)
 
 
 def scripts() -> dict[str, str]:

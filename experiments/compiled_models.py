@@ -4,9 +4,8 @@ They are compiled from shapes alone, so that their memory is known before anythi
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +26,9 @@ PRECISIONS = ("mixed", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled function.
+    """A compiled function, and the memory that its program takes.
 
-    Attributes:
-      start: allocates random arguments and returns the call to time; without references to it they are freed.
-      memory: what the compiled program takes.
+    `start` allocates random arguments and returns the call to time; without references to it they are freed.
     """
 
     start: Callable[[], Callable[[], Any]]
@@ -40,18 +37,18 @@ class Compiled:
 
 def forward(name: str, *, batch: int, precision: str, folded: bool = False, **options) -> Compiled:
     """Logits of a batch of images by a model of the zoo; `folded`: its batch norms folded into convolutions."""
-    create = (lambda: fold(zoo.create(name, **options))) if folded else lambda: zoo.create(name, **options)
-    make = functools.partial(_stored, create, precision)
     shape = (batch, *zoo.configuration(name, **options).input_shape)
-    return _compiled(
-        lambda model, images: cast(model, precision)(images), make, lambda: jax.random.normal(jax.random.key(1), shape)
-    )
+
+    def model():
+        made = zoo.create(name, **options)
+        return fold(made) if folded else made
+
+    return _compiled(model, lambda: jax.random.normal(jax.random.key(1), shape), precision)
 
 
 def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
     """The first block of a model of the zoo, on as many tokens as the model has."""
     config = zoo.configuration(name, **options)
-    make = functools.partial(_stored, lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], precision)
     h, w = check_grid(config.image_size, config.patch_size, "image_size")
 
     def tokens():
@@ -59,7 +56,7 @@ def block(name: str, *, batch: int, precision: str, **options) -> Compiled:
         x = jax.random.normal(jax.random.key(1), (batch, config.prefix + h * w, config.width), stream)
         return x if config.group is None else fields.from_dense(x, config.group)
 
-    return _compiled(lambda block, x: cast(block, precision)(x), make, tokens)
+    return _compiled(lambda: zoo.create(name, **{**options, "depth": 1}).blocks[0], tokens, precision)
 
 
 def parameters(name: str, **options) -> int:
@@ -72,18 +69,28 @@ def random_model(name: str, **options):
     return testing.randomise(zoo.abstract(name, **options), jax.random.key(0))
 
 
-def _stored(make, precision):
-    return cast(make(), "bfloat16") if precision == "bfloat16" else make()
+def call(function: Callable, *arguments) -> Callable[[], Any]:
+    """The call of a function compiled for these arguments, passed as a flat list: a module is slow to flatten."""
+    leaves, structure = jax.tree.flatten(arguments)
+    leaves = jax.device_put(leaves)
+    compiled = jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+    return lambda: compiled(leaves)
 
 
-def _compiled(apply, *makers) -> Compiled:
-    """`apply` compiled for the values of `makers`, passed as a flat list: a module is slow to flatten."""
+def _compiled(module, x, precision) -> Compiled:
+    """The module that `module` makes, compiled for what `x` makes; both are passed as a flat list (see `call`)."""
 
     def make():
-        return [maker() for maker in makers]
+        made = module()
+        return cast(made, "bfloat16") if precision == "bfloat16" else made, x()
 
     leaves, structure = jax.tree.flatten(jax.eval_shape(make))
-    compiled = jax.jit(lambda leaves: apply(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
+
+    def apply(leaves):
+        module, x = jax.tree.unflatten(structure, leaves)
+        return cast(module, precision)(x)
+
+    compiled = jax.jit(apply).lower(leaves).compile()
 
     def start():
         arguments = jax.block_until_ready(jax.jit(lambda: jax.tree.leaves(make()))())
@@ -112,18 +119,23 @@ def training_step(config, objective=None) -> Compiled:
     return Compiled(start, machine.memory(compiled))
 
 
-class Lowered(NamedTuple):
-    """A training step that is not compiled yet, the shapes of its batch, and how its state begins."""
+def first_step(config, mesh):
+    """The program of a config, its state at the start and its first batch of training images, on the mesh in use."""
+    from equivit.data import loader
+    from equivit.training import build, sharding
 
-    step: jax.stages.Lowered
-    batch: dict[str, jax.ShapeDtypeStruct]
-    init: Callable[[], Any]
+    objective = build.make_objective(config)
+    options = dict(batch_size=config.batch_size, seed=config.seed, entries=objective.entries)
+    pipeline = loader.train(config.data, **options, transform=objective.transform_of(config))
+    run = build.make_program(loader.complete(config, pipeline), mesh, total=100, per_epoch=10)
+    return run, run.init({}), sharding.to_global(mesh, next(iter(pipeline.batches())))
 
 
-def lower_training_step(config, objective=None) -> Lowered:
+def lower_training_step(config, objective=None) -> tuple[jax.stages.Lowered, dict, Callable[[], Any]]:
     """The training step of a config, as `equivit/training/loop.py` runs it, traced and lowered for one device.
 
-    Raises ImportError without ml_collections, which forward passes do not need.
+    Also the shapes of its batch, and a function that makes its first state.  Raises ImportError without ml_collections,
+    which forward passes do not need.
     """
     from equivit.data import loader
     from equivit.training import build, sharding
@@ -135,7 +147,7 @@ def lower_training_step(config, objective=None) -> Lowered:
     batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
     with jax.set_mesh(mesh):
         step = run.lower(batch)
-    return Lowered(step, batch, lambda: run.init({}))
+    return step, batch, lambda: run.init({})
 
 
 def _random(shape, dtype):

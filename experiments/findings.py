@@ -33,24 +33,30 @@ class Claim:
         return above and (self.at_most is None or self.ours <= self.at_most)
 
     def __str__(self):
-        bounds = [f"{word} {bound:g}" for word, bound in _bounds(self) if bound is not None]
+        both = (("at least", self.at_least), ("at most", self.at_most))
+        bounds = [f"{word} {bound:g}" for word, bound in both if bound is not None]
         ours = "not measured" if self.ours is None else f"{self.ours:.4g}"
         verdict = {None: "not judged", True: "holds", False: "FAILS"}[self.holds]
         return f"{verdict:10} {self.text}: {ours}, claimed {' and '.join(bounds)}"
 
 
-def _bounds(claim):
-    return ("at least", claim.at_least), ("at most", claim.at_most)
+def measured(
+    measure: Callable[..., dict], variants: Mapping[str, tuple], columns: Mapping[str, str], budget: Budget
+) -> list[dict]:
+    """`measure` of the arguments of each variant, unless it does not fit into the budget or fails; prints each row."""
+    rows = []
+    for name, arguments in variants.items():
+        if budget.allows(name):
+            with budget.trying(name):
+                rows.append(measure(*arguments))
+                print(table(rows[-1:], columns), flush=True)
+    return rows
 
 
 def finish(options, results: Mapping[str, Any], claims: Sequence[Claim], budget: Budget | None = None) -> int:
-    """Write the results and print every claim.
+    """Write the results, print every claim, and return the exit status: 1 if a claim or a variant fails.
 
-    Args:
-      options: what `flags.parser` parsed.
-
-    Returns:
-      The exit status: 1 if a claim or a variant fails.
+    `options` is what `flags.parser` parsed.
     """
     budget = budget or Budget(0)
     for name in budget.left_out:

@@ -1,7 +1,6 @@
 """Command-line flags that several scripts share."""
 
 import argparse
-import functools
 import math
 import pathlib
 import sys
@@ -12,12 +11,7 @@ from equivit import errors
 
 
 def parser(description: str, script: str) -> argparse.ArgumentParser:
-    """The parser of a script; its results go into a JSON file beside the script.
-
-    Args:
-      description: the script's docstring.
-      script: its `__file__`.
-    """
+    """The parser of a script, by its docstring and its `__file__`; results go into a JSON file beside the script."""
     flags = argparse.ArgumentParser(description=description.split("\n")[0])
     beside = pathlib.Path(script).with_suffix(".json")
     flags.add_argument("--output", type=pathlib.Path, default=beside, help="JSON file of the results")
@@ -35,18 +29,13 @@ def timing_parser(description: str, script: str, *, runs: int = 100, warmup: int
     return flags
 
 
-def in_one_line(main: Callable[[Any], int]) -> Callable[..., int]:
-    """Wrap the `main` of a script: errors about its input are one line on stderr and status 1."""
-
-    @functools.wraps(main)
-    def run(arguments=None) -> int:
-        try:
-            return main(arguments)
-        except (ValueError, OSError) as error:
-            print(f"error: {errors.line(str(error))}", file=sys.stderr)
-            return 1
-
-    return run
+def run(main: Callable[[Any], int], arguments) -> int:
+    """The exit status of the `main` of a script; errors about its input are one line on stderr and status 1."""
+    try:
+        return main(arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {errors.line(str(error))}", file=sys.stderr)
+        return 1
 
 
 def one_of(known: Sequence[str]) -> Callable[[str], list[str]]:

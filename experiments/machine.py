@@ -15,17 +15,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Memory(NamedTuple):
-    """Bytes that a compiled program holds from call to call (parameters, inputs), and at most during a call.
+    """Bytes of a compiled program, by the compiler's own account.
 
-    `temporary` are those that are neither held nor results.
-
-    This is the compiler's own account.  The device's counter of its highest use is one for the whole process and never
-    decreases, so it cannot distinguish the variants of one process.
+    The device's counter of its highest use is one for the whole process and cannot distinguish variants.
     """
 
-    held: int
-    peak: int
-    temporary: int = 0
+    held: int  # from call to call: parameters, inputs
+    peak: int  # during a call, at most
+    temporary: int = 0  # neither held nor results
 
 
 def memory(compiled) -> Memory | None:
@@ -33,9 +30,8 @@ def memory(compiled) -> Memory | None:
     stats = compiled.memory_analysis()
     if stats is None:
         return None
-    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    held = stats.argument_size_in_bytes
-    return Memory(held, held + results + stats.temp_size_in_bytes, stats.temp_size_in_bytes)
+    held, temporary = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+    return Memory(held, held + stats.output_size_in_bytes - stats.alias_size_in_bytes + temporary, temporary)
 
 
 def fit(memories: Iterable[Memory | None], limit: float | None) -> bool:

@@ -3,11 +3,7 @@
     python -m experiments pictures  # trains what is missing: about ten minutes on two CPU cores
     python -m experiments pictures --workdir=runs/pictures --output=experiments/figures
 
-- fields.png: an image in its eight orientations and the field of the quickstart's patch embedding, in the manner of
-  Figure 3 of octic ViTs;
-- filters.png: the principal components of its patch filters, as in Figure 6;
-- orientation.png: test accuracy in the eight orientations of the quickstart (H8) and of an invariant ViT (I8);
-- reconstructions.png: predictions of a masked autoencoder with a Jumbo token that sees a quarter of the patches.
+fields.png, filters.png, orientation.png and reconstructions.png; experiments/README.md describes them.
 """
 
 import argparse
@@ -36,19 +32,11 @@ from experiments import machine
 DIGITS = ["data.source=digits", "data.channels=1", "data.mean=(0.305,)", "data.std=(0.349,)", "data.workers=0"]
 DIGITS += ["data.augment.crop=pad", "data.augment.flip=0.0", "objective.target=pixels", "batch_size=64", "epochs=60"]
 DIGITS += ["model.width=96", "model.depth=4", "model.num_heads=3"]
-RUNS = {
-    "H8": ("configs/quickstart.py", []),
-    "I8": ("configs/quickstart.py:I8", []),
-    "autoencoder": ("configs/mae.py:cifar,jumbo", DIGITS),
-}
+RUNS = {"H8": ("configs/quickstart.py", []), "I8": ("configs/quickstart.py:I8", [])}
+RUNS |= {"autoencoder": ("configs/mae.py:cifar,jumbo", DIGITS)}
 ORIENTATIONS = ("upright", "90°", "180°", "270°", "mirrored", "90°,\nmirrored", "180°,\nmirrored", "270°,\nmirrored")
-LABELS = {
-    "A1": "A1\nno change",
-    "A2": "A2\nmirror: −",
-    "B1": "B1\nquarter turn: −",
-    "B2": "B2\nmirror: −\nquarter turn: −",
-    "E": "E\narrows turn\nand mirror",
-}
+LABELS = {"A1": "A1\nno change", "A2": "A2\nmirror: −", "B1": "B1\nquarter turn: −"}
+LABELS |= {"B2": "B2\nmirror: −\nquarter turn: −", "E": "E\narrows turn\nand mirror"}
 LEGEND = {"H8": "H8: octic, then dense", "I8": "I8: octic, then invariant"}
 IMAGES = (28, 0, 1, 3, 6, 7, 9, 21)  # of the test split; the first is the one whose field is drawn
 
@@ -64,7 +52,7 @@ def main(arguments=None) -> int:
     config, model, _ = checkpoints.load_run(options.workdir / "H8")
     draw_fields(field_panels(model.patch_embed, test_images(config)[:1]), options.output / "fields.png")
     figures.patch_filters(figures.patch_kernels(model), options.output / "filters.png")
-    rows = {name: accuracies(options.workdir / name) for name in ("H8", "I8")}
+    rows = {name: accuracies(options.workdir / name) for name in LEGEND}
     draw_orientation(rows, options.output / "orientation.png")
     config, model, _ = checkpoints.load_run(options.workdir / "autoencoder")
     draw_reconstructions(reconstructions(model, test_images(config)), options.output / "reconstructions.png")
@@ -108,18 +96,16 @@ def field_panels(embed, images: jax.Array) -> dict[str, list[np.ndarray]]:
         field, grid = run(embed, version), size if version.shape == images.shape else size[::-1]
         rows["image"].append(np.asarray(version[0, ..., 0]))
         for i, irrep in enumerate(OCTIC.lines):
-            rows.setdefault(irrep.name, []).append(
-                np.asarray(field.lines[i, 0, :, strongest[irrep.name]]).reshape(grid)
-            )
+            line = np.asarray(field.lines[i, 0, :, strongest[irrep.name]])
+            rows.setdefault(irrep.name, []).append(line.reshape(grid))
         rows.setdefault("E", []).append(np.asarray(field.planes[:, 0, :, strongest["E"]]).reshape(2, *grid))
     return rows
 
 
 def draw_fields(rows: dict[str, list[np.ndarray]], path: pathlib.Path) -> None:
     figure = Figure(figsize=(8.6, 5.8), layout="constrained")
-    figure.suptitle(
-        "An image in its eight orientations, and the field that the patch embedding makes of it", fontsize=11
-    )
+    title = "An image in its eight orientations, and the field that the patch embedding makes of it"
+    figure.suptitle(title, fontsize=11)
     grid = figure.subplots(len(rows), len(OCTIC.elements))
     for line, (name, panels) in zip(grid, rows.items(), strict=True):
         largest = max(np.abs(panel).max() for panel in panels)
@@ -150,9 +136,8 @@ def draw_orientation(rows: dict[str, list[float]], path: pathlib.Path) -> None:
     for k, (name, each) in enumerate(rows.items()):
         axes.bar(places + (k - (len(rows) - 1) / 2) * width, 100 * np.array(each), width, label=LEGEND[name])
     axes.set_title("Test accuracy in the eight orientations, trained on upright digits", fontsize=11)
-    axes.set(
-        xlabel="orientation of the test images", ylabel="accuracy, percent", ylim=(0, 115), yticks=range(0, 101, 20)
-    )
+    axes.set(xlabel="orientation of the test images", ylabel="accuracy, percent", ylim=(0, 115))
+    axes.set_yticks(range(0, 101, 20))
     axes.set_xticks(places, ORIENTATIONS)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -168,20 +153,16 @@ def reconstructions(model, images: jax.Array) -> dict[str, np.ndarray]:
     keep, mask = masking.random_keep(jax.random.key(0), len(images), number, masking.number_kept(number, 0.75))
     predicted, patches = jax.jit(lambda model, images: model(images, keep))(model, images), patchify(images, patch_size)
     back, removed = functools.partial(unpatchify, grid=grid, patch_size=patch_size), mask[..., None] > 0
-    rows = {
-        "image": images,
-        "seen": back(jnp.where(removed, jnp.nan, patches)),
-        "seen and\npredicted": back(jnp.where(removed, predicted, patches)),
-    }
+    seen, whole = (back(jnp.where(removed, hidden, patches)) for hidden in (jnp.nan, predicted))
+    rows = {"image": images, "seen": seen, "seen and\npredicted": whole}
     return {name: np.asarray(row) for name, row in rows.items()}
 
 
 def draw_reconstructions(rows: dict[str, np.ndarray], path: pathlib.Path) -> None:
     images = next(iter(rows.values()))
     figure = Figure(figsize=(8.6, 3.6), layout="constrained")
-    figure.suptitle(
-        "Test digits, the quarter of their patches that is seen, and the prediction of the rest", fontsize=11
-    )
+    title = "Test digits, the quarter of their patches that is seen, and the prediction of the rest"
+    figure.suptitle(title, fontsize=11)
     for line, (name, row) in zip(figure.subplots(len(rows), len(images)), rows.items(), strict=True):
         for axes, image in zip(line, row, strict=True):
             axes.imshow(image[..., 0], cmap="gray_r", vmin=images.min(), vmax=images.max())

@@ -1,8 +1,8 @@
 """Timing of variants in turn, and a bound on a script's minutes.
 
-A time is that of one call until its result is ready (`jax.block_until_ready`), after warm-up; scripts report the median
-over rounds.  In a round every variant runs once, and the order is reversed from one round to the next, so that clock
-and temperature of the device affect all variants alike.  Ratios are between variants of the same rounds only.
+A time is of one call until its result is ready, after warm-up; scripts report the median over rounds.  In a round every
+variant runs once, in reversed order in every other round, so that clock and temperature of the device affect all
+variants alike.  Ratios are between variants of the same rounds only.
 """
 
 import contextlib
@@ -57,6 +57,12 @@ def second_of_two(call: Callable[[], Any]) -> Callable[[], float]:
     return run
 
 
+def milliseconds(variants: Mapping[str, Callable[[], Any]], options) -> dict[str, float]:
+    """Median milliseconds of each of the `interleaved` variants, by the flags of `flags.timing_parser`."""
+    times = medians(interleaved(variants, warmup=options.warmup, runs=options.runs))
+    return {name: 1e3 * seconds for name, seconds in times.items()}
+
+
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each variant."""
     return {name: statistics.median(times) for name, times in seconds.items()}
@@ -68,10 +74,9 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 class Budget:
-    """The minutes that a script may take.
+    """The minutes that a script may take: a variant begins only if it would still fit, were it as long as the longest.
 
-    A variant begins only if it would still fit, were it as long as the longest so far.  `left_out` has the names of
-    variants that did not begin, `failed` the errors of variants by name.
+    `left_out` has the names of variants that did not begin, `failed` the errors of variants by name.
     """
 
     def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic):

@@ -8,10 +8,10 @@ files of 500 x 375 pixels, views two of 224 and eight of 96 as in DINOv2.  Both 
 `data.augment.device=True`.  Claims: the pipeline has at least 0.9 times the rate of Pillow alone.
 """
 
+import functools
 import io
 from typing import NamedTuple
 
-import ml_collections
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
@@ -19,7 +19,7 @@ from equivit.data import colour, crops
 from equivit.data.batches import Share
 from equivit.data.loader import TrainPipeline
 from equivit.data.order import TrainOrder
-from equivit.data.views import Kind, Views
+from equivit.data.views import Views
 from equivit.training import config as configs
 from experiments import findings, flags, timing
 from experiments.findings import Claim
@@ -27,6 +27,7 @@ from experiments.findings import Claim
 SIZE, QUALITY = (375, 500), 90
 LEAST = 0.9  # of Pillow's rate
 ENHANCERS = dict(brightness=ImageEnhance.Brightness, contrast=ImageEnhance.Contrast, saturation=ImageEnhance.Color)
+CASES = {"crops and colours": False, "crops": True}  # data.augment.device
 
 
 def main(arguments=None) -> int:
@@ -34,20 +35,17 @@ def main(arguments=None) -> int:
     options.add_argument("--images", type=int, default=16, help="images in a batch (%(default)s)")
     options = options.parse_args(arguments)
     variants = {}
-    for name, device in (("crops and colours", False), ("crops", True)):
+    for name, device in CASES.items():
         made, plans = pipeline(options.images, device)
-        variants[name, "pipeline"] = lambda made=made: made.make(0)
-        variants[name, "Pillow"] = lambda source=made.source, plans=plans: alone(source, plans)
-    seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    rates = {key: options.images / value for key, value in seconds.items()}
-    rows = [row(name, rates[name, "pipeline"], rates[name, "Pillow"]) for name in ("crops and colours", "crops")]
+        variants[name, "pipeline"] = functools.partial(made.make, 0)
+        variants[name, "Pillow"] = functools.partial(alone, made.source, plans)
+    rates = {key: 1e3 * options.images / time for key, time in timing.milliseconds(variants, options).items()}
+    rows = [dict(name=name, pipeline=rates[name, "pipeline"], pillow=rates[name, "Pillow"]) for name in CASES]
+    for row in rows:
+        row["ratio"] = row["pipeline"] / row["pillow"]
     print(findings.table(rows, dict(name="", pipeline="images/s", pillow="Pillow alone", ratio="ratio")))
     claims = [Claim(f"{each['name']}: pipeline over Pillow", each["ratio"], at_least=LEAST) for each in rows]
     return findings.finish(options, dict(runs=options.runs, images=options.images, rows=rows), claims)
-
-
-def row(name: str, pipeline: float, pillow: float) -> dict:
-    return dict(name=name, pipeline=pipeline, pillow=pillow, ratio=timing.ratio(pipeline, pillow))
 
 
 class Files:
@@ -56,14 +54,13 @@ class Files:
     classes, channels = (), 3
 
     def __init__(self, count: int):
-        self.files = [self._file(np.random.default_rng(i)) for i in range(count)]
-
-    def _file(self, rng: np.random.Generator) -> bytes:
-        layers = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (4, 16, 64, 256)]
-        pixels = [np.asarray(Image.fromarray(layer).resize(SIZE[::-1])) for layer in layers]
-        buffer = io.BytesIO()
-        Image.fromarray(np.mean(pixels, 0).astype(np.uint8)).save(buffer, "JPEG", quality=QUALITY)
-        return buffer.getvalue()
+        self.files = []
+        for i in range(count):
+            rng, buffer = np.random.default_rng(i), io.BytesIO()
+            layers = [rng.integers(0, 256, (side, side, 3), np.uint8) for side in (4, 16, 64, 256)]
+            pixels = [np.asarray(Image.fromarray(layer).resize(SIZE[::-1])) for layer in layers]
+            Image.fromarray(np.mean(pixels, 0).astype(np.uint8)).save(buffer, "JPEG", quality=QUALITY)
+            self.files.append(buffer.getvalue())
 
     def __len__(self) -> int:
         return len(self.files)
@@ -85,32 +82,23 @@ class View(NamedTuple):
     changes: colour.Changes
 
 
-def section(device: bool) -> ml_collections.ConfigDict:
-    """The `data` section of DINOv2."""
-    config = configs.get_base().data
-    config.image_size, config.augment.scale, config.augment.device = (224, 224), (0.32, 1.0), device
-    config.views.blur = (0.0, 0.9, 0.5)  # as the official code had them
-    return config
-
-
 def pipeline(images: int, device: bool) -> tuple[TrainPipeline, dict[int, list[View]]]:
-    """The pipeline, and the draws for its first batch by image."""
-    transform, order = Views(section(device), 3), TrainOrder(images, images, repeats=1, seed=0)
+    """The pipeline by the `data` section of DINOv2, and the draws for its first batch by image."""
+    section = configs.get_base().data
+    section.image_size, section.augment.scale, section.augment.device = (224, 224), (0.32, 1.0), device
+    section.views.blur = (0.0, 0.9, 0.5)  # as the official code had them
+    transform, order = Views(section, 3), TrainOrder(images, images, repeats=1, seed=0)
     epoch, examples, positions = order.rows(0)
-    plans = {}
+    plans, each = {}, [(kind, rates) for kind in transform.kinds for rates in kind.rates]
     for index, position in zip(examples.tolist(), positions.tolist(), strict=True):
-        rng = order.generator(epoch, position)
-        plans[index] = [draw(transform, kind, rates, rng) for kind in transform.kinds for rates in kind.rates]
+        rng, plans[index] = order.generator(epoch, position), []
+        for kind, rates in each:  # in the order of `Views`
+            box = crops.random_resized_box(rng, *SIZE, kind.scale, transform.ratio)
+            orientation = crops.draw_orientation(rng, transform.flip, transform.octic)
+            changes = colour.draw(rng, rates)
+            plans[index].append(View(box, kind.size, orientation, colour.Changes() if device else changes))
     source = dict(source=Files(images), channels=3, max_pixels=SIZE[0] * SIZE[1], share=Share(images))
     return TrainPipeline(**source, order=order, transform=transform), plans
-
-
-def draw(views: Views, kind: Kind, rates: colour.Rates, rng: np.random.Generator) -> View:
-    """Draw one view, in the order of `Views`."""
-    box = crops.random_resized_box(rng, *SIZE, kind.scale, views.ratio)
-    orientation = crops.draw_orientation(rng, views.flip, views.octic)
-    changes = colour.draw(rng, rates)
-    return View(box, kind.size, orientation, colour.Changes() if views.device else changes)
 
 
 def alone(source: Files, plans: dict[int, list[View]]) -> dict[int, list[np.ndarray]]:

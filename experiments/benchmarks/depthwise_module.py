@@ -3,20 +3,16 @@
     python -m experiments benchmarks.depthwise_module  # about ten minutes
     python -m experiments benchmarks.depthwise_module --peer=none  # without torch
 
-Two linear maps and a k x k depthwise convolution, float32, one image, medians, the variants in turn within each round;
-torch, if it is importable, in a process of its own, channels last, with as many threads (`--threads`).  Both results
-are compared before anything is timed.  Timed are the forward pass; the two linear maps alone, which depend on matrix
-products only; and forward with the gradients of x and all parameters.
-
-Claim: at k = 3 the forward pass takes at most 1.1 times torch's time.  Exits 1 when it fails.
+Two linear maps and a k x k depthwise convolution, float32, one image; torch, if it is importable, in a process of its
+own, channels last, with as many threads (`--threads`).  Both results are compared before anything is timed: the forward
+pass; the two linear maps alone; and forward with the gradients of x and all parameters.  Claim: at k = 3 the forward
+pass takes at most 1.1 times torch's time.
 """
 
-import contextlib
 import importlib.util
+import itertools
 import math
 import os
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from equivit import logical, testing
-from experiments import findings, flags, timing
+from experiments import compiled_models, findings, flags, timing
 from experiments.benchmarks import processes
 from experiments.findings import Claim
 from experiments.tables.depthwise import layers
@@ -38,61 +34,36 @@ for what, title in TIMED.items():
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    budget, rows = timing.Budget(options.minutes), []
-    for kernel, width, tokens in sizes(options):
-        name = f"k={kernel} width {width}, {tokens} tokens"
-        if budget.allows(name):
-            with budget.trying(name):
-                rows.append(measure(width, tokens, kernel, options))
-                print(findings.table(rows[-1:], COLUMNS), flush=True)
+    parser = flags.timing_parser(__doc__, __file__, runs=21, warmup=3, minutes=10)
+    there = "torch" if importlib.util.find_spec("torch") else "none"
+    parser.add_argument("--peer", choices=("torch", "none"), default=there)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch (%(default)s)")
+    for flag, known in (("--widths", WIDTHS), ("--tokens", TOKENS), ("--kernels", KERNELS)):
+        parser.add_argument(flag, type=flags.each_at_least(1), default=known, help="with commas between (%(default)s)")
+    options = parser.parse_args(arguments)
+    budget, sizes = timing.Budget(options.minutes), itertools.product(options.kernels, options.widths, options.tokens)
+    variants = {f"k={k} width {width}, {tokens} tokens": (k, width, tokens, options) for k, width, tokens in sizes}
+    rows = findings.measured(measure, variants, COLUMNS, budget)  # claimed sizes first
     print(f"\nmilliseconds, ours and torch's, {options.threads or 'all'} threads")
     print(findings.table(rows, COLUMNS))
-    claims = [claim_of(row) for row in rows if row["kernel"] == 3]
+    text = "k=3, width {width}, {tokens} tokens: our forward time over torch's"
+    claimed = [row for row in rows if row["kernel"] == 3]
+    claims = [Claim(text.format(**row), row["forward_over_torch"], at_most=LIMIT) for row in claimed]
     return findings.finish(options, dict(runs=options.runs, rows=rows), claims, budget)
 
 
-def _options(arguments):
-    options = flags.timing_parser(__doc__, __file__, runs=21, warmup=3, minutes=10)
-    there = "torch" if importlib.util.find_spec("torch") else "none"
-    options.add_argument("--peer", choices=("torch", "none"), default=there)
-    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of torch (%(default)s)")
-    for flag, known in (("--widths", WIDTHS), ("--tokens", TOKENS), ("--kernels", KERNELS)):
-        options.add_argument(flag, type=flags.each_at_least(1), default=known, help="with commas between (%(default)s)")
-    return options.parse_args(arguments)
-
-
-def sizes(options) -> list[tuple[int, int, int]]:
-    """(k, width, tokens) in the order of timing: claimed sizes first."""
-    return [(k, width, tokens) for k in options.kernels for width in options.widths for tokens in options.tokens]
-
-
-def measure(width: int, tokens: int, kernel: int, options) -> dict[str, Any]:
-    """Median milliseconds of each variant.
-
-    Raises RuntimeError when ours and torch's results differ by more than float32 explains.
-    """
+def measure(kernel: int, width: int, tokens: int, options) -> dict:
+    """Median milliseconds of each of TIMED, ours and torch's, and their ratios."""
     grid, heads = (math.isqrt(tokens),) * 2, max(1, width // 64)
     module = testing.randomise(layers.module("dw", width, heads, kernel_size=kernel), jax.random.key(0))
     x = np.asarray(jax.random.normal(jax.random.key(1), (1, tokens, width)))
-    variants = {}
-    with contextlib.ExitStack() as stack:
-        for what in TIMED:
-            result, variants[what] = ours(module, x, grid, what)
-            if options.peer == "torch":
-                peer = stack.enter_context(theirs(module, x, grid, what, options.threads))
-                expected, variants[f"torch_{what}"] = peer
-                error = np.abs(result - expected).max() / np.abs(expected).max()
-                if not error < TOLERANCE:
-                    raise RuntimeError(f"width {width}, k={kernel}: ours and torch's differ by {error:.1e}.")
-        seconds = timing.medians(timing.in_turn(variants, warmup=options.warmup, runs=options.runs))
-    ratios = {f"{what}_over_torch": timing.ratio(seconds[what], seconds.get(f"torch_{what}")) for what in TIMED}
-    milliseconds = {name: 1e3 * value for name, value in seconds.items()}
-    return dict(kernel=kernel, width=width, tokens=tokens, **milliseconds, **ratios)
+    pairs = {what: pair(module, x, grid, what, options) for what in TIMED}
+    times = processes.beside_torch(pairs, TOLERANCE, options)
+    return dict(kernel=kernel, width=width, tokens=tokens, **times)
 
 
-def ours(module: nnx.Module, x: np.ndarray, grid: tuple[int, int], what: str) -> tuple[np.ndarray, Callable]:
-    """The result before gradients of one of TIMED, and a call that returns its seconds."""
+def pair(module: nnx.Module, x: np.ndarray, grid: tuple[int, int], what: str, options) -> tuple:
+    """One of TIMED for `processes.beside_torch`; results are before gradients."""
 
     def forward(arrays, x):
         whole = logical.put(module, arrays)
@@ -101,19 +72,10 @@ def ours(module: nnx.Module, x: np.ndarray, grid: tuple[int, int], what: str) ->
     def total(arrays, x):
         return forward(arrays, x).sum()
 
+    theirs = None
+    if options.peer == "torch":
+        tensors = {name: np.asarray(array) for name, array in logical.to_logical(module).items()}
+        theirs = (processes.torch_peer("depthwise").make, tensors, x, grid, what, options.threads)
     arguments = (logical.take(module), jnp.asarray(x))
-    compiled = jax.jit(jax.grad(total, (0, 1)) if what == "gradients" else forward).lower(*arguments).compile()
-    return np.asarray(jax.jit(forward)(*arguments)), timing.second_of_two(lambda: compiled(*arguments))
-
-
-def theirs(module: nnx.Module, x: np.ndarray, grid: tuple[int, int], what: str, threads: int):
-    """The same of torch, in a process of its own."""
-    from experiments.benchmarks.torch_peers import depthwise as peer
-
-    tensors = {name: np.asarray(array) for name, array in logical.to_logical(module).items()}
-    return processes.started(f"torch, {what}", peer.make, tensors, x, grid, what, threads)
-
-
-def claim_of(row: dict[str, Any]) -> Claim:
-    text = f"k=3, width {row['width']}, {row['tokens']} tokens: our forward time over torch's"
-    return Claim(text, row["forward_over_torch"], at_most=LIMIT)
+    call = compiled_models.call(jax.grad(total, (0, 1)) if what == "gradients" else forward, *arguments)
+    return np.asarray(jax.jit(forward)(*arguments)), call, theirs

@@ -5,9 +5,9 @@
 
 - step: a whole step of the small recipe (student, teacher, heads, losses, AdamW, average) over the sum of its parts
   timed alone: the student's gradient on both sizes of crops, the teacher's forward pass, heads and losses with their
-  gradient; plain, H8, I8 and D8 at equal width, and each family's step over that of the plain model;
-- subsets: the gradient of two blocks at rate 0.3, computed on the kept images, over that with a draw per image,
-  dense and octic, width 384, 197 tokens, 16 images;
+  gradient; each family at equal width, also over the plain model;
+- subsets: the gradient of two blocks at rate 0.3, on the kept images, over a draw per image; width 384, 197 tokens, 16
+  images;
 - memory: temporary memory of value and gradient of heads and losses, in float32 arrays of [masked rows, prototypes], at
   64 images of 224 px and 65,536 prototypes; only compiled.
 
@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from equivit import models, testing
-from equivit.data import batches, masking
+from equivit import logical, models, testing
+from equivit.data import masking
 from equivit.layers.block import Subsets
 from equivit.layers.dino_head import DinoHead
 from equivit.layers.stack import Stack
@@ -30,27 +30,31 @@ from equivit.objectives import dino_losses
 from equivit.objectives.dinov2 import Student
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
-from equivit.training import build, sharding
 from equivit.training import config as configs
-from experiments import findings, flags, machine, timing
+from equivit.training import sharding
+from experiments import compiled_models, findings, flags, machine, timing
 from experiments.findings import Claim
 
 FAMILIES = ("plain", "H8", "I8", "D8")
 RATE = 0.3
+STEP = dict(family="", step="step", student="student", teacher="teacher", losses="losses", over_parts="step / parts")
+STEP |= dict(over_plain="step / plain")
+SUBSETS = dict(kind="two blocks", sample="per image", subsets="subsets", ratio="ratio")
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    budget, rows, subsets = timing.Budget(options.minutes), [], []
-    for family in options.families:
-        if budget.allows(family):
-            with budget.trying(family):
-                rows.append(step(family, options))
-                print(findings.table(rows[-1:], STEP), flush=True)
-    for kind in ("dense", "octic"):
-        if budget.allows(f"{kind} blocks"):
-            with budget.trying(f"{kind} blocks"):
-                subsets.append(blocks(kind, options))
+    parser = flags.timing_parser(__doc__, __file__, runs=7, warmup=2, minutes=10)
+    parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
+    parser.add_argument("--size", default="ti16", help="of the model (%(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="images (%(default)s)")
+    parser.add_argument("--image", type=int, default=96, help="side of global crops (%(default)s)")
+    parser.add_argument("--local", type=int, default=48, help="side of local crops (%(default)s)")
+    parser.add_argument("--prototypes", type=int, default=4096, help="(%(default)s)")
+    options = parser.parse_args(arguments)
+    budget = timing.Budget(options.minutes)
+    rows = findings.measured(step, {family: (family, options) for family in options.families}, STEP, budget)
+    kinds = {f"{kind} blocks": (kind, options) for kind in ("dense", "octic")}
+    subsets = findings.measured(blocks, kinds, SUBSETS, budget)
     plain = next((row["step"] for row in rows if row["family"] == "plain"), None)
     for row in rows:
         row["over_plain"] = timing.ratio(row["step"], plain)
@@ -67,31 +71,13 @@ def main(arguments=None) -> int:
     return findings.finish(options, results, claims, budget)
 
 
-def _options(arguments):
-    parser = flags.timing_parser(__doc__, __file__, runs=7, warmup=2, minutes=10)
-    parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
-    parser.add_argument("--size", default="ti16", help="of the model (%(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="images (%(default)s)")
-    parser.add_argument("--image", type=int, default=96, help="side of global crops (%(default)s)")
-    parser.add_argument("--local", type=int, default=48, help="side of local crops (%(default)s)")
-    parser.add_argument("--prototypes", type=int, default=4096, help="(%(default)s)")
-    return parser.parse_args(arguments)
-
-
-STEP = dict(family="", step="step", student="student", teacher="teacher", losses="losses", over_parts="step / parts")
-STEP |= dict(over_plain="step / plain")
-SUBSETS = dict(kind="two blocks", sample="per image", subsets="subsets", ratio="ratio")
-
-
 def step(family: str, options) -> dict:
     """Milliseconds of a whole step, and of each part."""
     config = config_of(family, options)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = build.make_program(config, mesh, total=1000, per_epoch=100)
-        state = run.init({})
-        module = nnx.merge(*nnx.split(jax.tree.map(jnp.copy, _module(run, state))))
-        batch = sharding.to_global(mesh, batch_of(run, config, options))
+        run, state, batch = compiled_models.first_step(config, mesh)
+        module = nnx.merge(*nnx.split(jax.tree.map(jnp.copy, logical.put(run.module, state.arrays))))
         prepared = jax.jit(lambda batch: run.objective.prepare(run.module, batch, jax.random.key(0)))(batch)
 
         def whole():
@@ -100,42 +86,22 @@ def step(family: str, options) -> dict:
             return metrics
 
         variants = {"step": whole, **parts(run.objective, module, prepared)}
-        seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    milliseconds = {name: 1000 * s for name, s in seconds.items()}
+        milliseconds = timing.milliseconds(variants, options)
     together = sum(milliseconds[name] for name in ("student", "teacher", "losses"))
     return dict(family=family, **milliseconds, over_parts=milliseconds["step"] / together)
 
 
-def _module(run, state):
-    from equivit import logical
-
-    return logical.put(run.module, state.arrays)
-
-
 def config_of(family, options):
     """The small recipe at the sizes of the flags."""
-    texts = [f"model.name={'octic_' if family != 'plain' else ''}dinov2_vit_{options.size}", "model.layer_scale=1e-2"]
-    texts += [f"{key}=({options.image},{options.image})" for key in ("model.image_size", "data.image_size")]
-    texts += [f"data.views.local_size=({options.local},{options.local})", "data.source=synthetic"]
-    texts += [f"batch_size={options.batch}", f"objective.prototypes={options.prototypes}"]
-    texts += ["model.drop_path=0.3", "model.drop_path_groups=1", "objective.hidden=2048", "objective.bottleneck=256"]
-    config = configs.load(f"configs/dinov2.py:small,{family}").unlock()
+    config = configs.load(f"configs/dinov2.py:small,{family}", ["data.source=synthetic"]).unlock()
     for key in ("patch_size", "width", "depth", "num_heads"):
         del config.model[key]
-    for text in texts:
-        configs.override(config, text)
-    config.model.update(in_channels=3)
+    config.batch_size, config.data.image_size = options.batch, (options.image, options.image)
+    config.data.views.local_size = (options.local, options.local)
+    config.objective.update(prototypes=options.prototypes, hidden=2048, bottleneck=256)
+    config.model.name = f"{'octic_' if family != 'plain' else ''}dinov2_vit_{options.size}"
+    config.model.update(image_size=config.data.image_size, layer_scale=1e-2, drop_path=0.3, drop_path_groups=1)
     return config.lock()
-
-
-def batch_of(run, config, options):
-    rng = np.random.default_rng(0)
-    views = config.data.views
-    sizes = {"global_crops": (2, options.image, options.image, 3)}
-    sizes["local_crops"] = (views.locals, options.local, options.local, 3)
-    crops = {name: rng.integers(0, 256, (options.batch, *size), np.uint8) for name, size in sizes.items()}
-    transform = run.objective.transform_of(config)(config.data, 3)
-    return transform.finish(crops, rng, batches.Share(options.batch))
 
 
 def parts(objective, module: Student, batch):
@@ -154,15 +120,9 @@ def parts(objective, module: Student, batch):
     capacity = objective.capacity(len(batch["masks"]), module.backbone.config.patch_size)
 
     def loss(heads, seen):
-        return dino_losses.dinov2(
-            heads,
-            heads,
-            seen,
-            {"cls": cls, "patches": patches},
-            jnp.moveaxis(batch["masks"], 1, 0),
-            teacher_temperature=0.025,
-            capacity=capacity,
-        )["total"]
+        masks, teacher = jnp.moveaxis(batch["masks"], 1, 0), {"cls": cls, "patches": patches}
+        settings = dict(teacher_temperature=0.025, capacity=capacity)
+        return dino_losses.dinov2(heads, heads, seen, teacher, masks, **settings)["total"]
 
     losses = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), allow_int=True))
     return {
@@ -194,8 +154,7 @@ def blocks(kind: str, options) -> dict:
         for block in made:
             block.subsets = subsets
         variants[way] = gradient(Stack.from_blocks(made))
-    seconds = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
-    milliseconds = {way: 1000 * s for way, s in seconds.items()}
+    milliseconds = timing.milliseconds(variants, options)
     return dict(kind=kind, **milliseconds, ratio=milliseconds["subsets"] / milliseconds["sample"])
 
 

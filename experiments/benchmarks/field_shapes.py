@@ -5,21 +5,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The shape of a field, lines [4, *batch, tokens, channels], and its hidden width in the MLP.
+    """The shape of a field, lines [4, *batch, tokens, channels], and its hidden width in the MLP."""
 
-    Attributes:
-      name: the model, or what makes the shape awkward.
-      batch: the batch axes.
-      tokens: number of tokens.
-      channels: per component, width / 8.
-      hidden: channels per component in the hidden layer.
-    """
-
-    name: str
+    name: str  # the model, or what makes the shape awkward
     batch: tuple[int, ...]
     tokens: int
-    channels: int
-    hidden: int
+    channels: int  # per component, width / 8
+    hidden: int  # channels per component in the hidden layer
 
     def field(self, channels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the two arrays of a field with this number of channels."""

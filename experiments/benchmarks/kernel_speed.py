@@ -1,7 +1,6 @@
 """Every octic kernel: its time, the bandwidth and arithmetic it reaches, and plain XLA beside it.
 
     python -m experiments benchmarks.kernel_speed  # on a GPU or TPU; at most 7 minutes (--minutes)
-    python -m experiments benchmarks.kernel_speed --shape ViT-H --operation d8_gelu
     python -m experiments benchmarks.kernel_speed --quick  # small shapes on any machine; tries the script
 
 Variants of an operation: "xla", its reference; "eight", where the components are eight separate arrays from the start
@@ -9,13 +8,13 @@ and XLA fuses freely; "gpu" or "tpu", its kernel; "auto", the choice of `impleme
 Bandwidth counts each argument and result once, relative to a copy of 256 MiB timed in the same rounds.  Arithmetic
 counts multiply-adds as two operations, elementwise ones by the prices of `equivit/costs.py`, over a matrix product of
 8192 x 8192.  Errors are relative to the reference in float32.  A program has four calls, and ten programs are
-dispatched in a row, so that a time is the device's and not the host's.
-
-Claims, on a GPU (set for an H200): `d8_gelu` at 85 % of the copy's bandwidth or better where its field takes 64 MiB or
-more; kernels within 1e-2 (float32: 2e-3, products in TF32) of the reference.
+dispatched in a row, so that a time is the device's and not the host's.  Claims, on a GPU (set for an H200): `d8_gelu`
+at 85 % of the copy's bandwidth or better where its field takes 64 MiB or more; kernels within 1e-2 (float32: 2e-3,
+products in TF32) of the reference.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,45 +24,41 @@ import jax.numpy as jnp
 
 from equivit import costs
 from experiments import findings, flags, machine, timing
-from experiments.benchmarks import field_shapes as shapes
+from experiments.benchmarks import field_shapes
 from experiments.benchmarks.field_shapes import Shape
 from experiments.findings import Claim
 from kernels.d8_gelu import d8_gelu
 from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
+from kernels.pointwise import gelu, to_isotypic, to_regular
 
 DEFAULT_SHAPES = ("ViT-H", "ViT-L", "ViT-22B", "ViT-H, class token")
-QUICK = {"quick": Shape("quick", (2,), 8, 16, 64)}
-SHAPES = {shape.name: shape for shape in shapes.REALISTIC + shapes.AWKWARD}
-WRITTEN_OUT, DISPATCHED = 4, 10  # calls in a program, programs in a row
+QUICK = Shape("quick", (2,), 8, 16, 64)
+SHAPES = {shape.name: shape for shape in field_shapes.REALISTIC + field_shapes.AWKWARD}
+TIMES = (4, 10)  # calls in a program, programs in a row
 COPY_BYTES, PRODUCT = 256 * 2**20, 8192
 BANDWIDTH, LARGE = 0.85, 64 * 2**20
 ERRORS = {"bfloat16": 1e-2, "float32": 2e-3}
+COLUMNS = dict(operation="", shape="field", type="type", variant="variant", microseconds="us")
+COLUMNS |= dict(over_xla="times as fast as xla", bandwidth="of copy bandwidth", arithmetic="of matmul rate")
+COLUMNS |= dict(error="error")
 
 
 def main(arguments=None) -> int:
     options = _options(arguments)
     budget, rows = timing.Budget(options.minutes), []
-    small = options.quick
-    product = {dtype: product_rate(dtype, options, 128 if small else PRODUCT) for dtype in options.type}
-    for dtype in options.type:
-        print(f"matrix product, {dtype}: {product[dtype] / 1e12:.1f} TFLOP/s", flush=True)
-        for name in options.operation:
-            for shape in [*QUICK.values()] if small else [SHAPES[key] for key in options.shape]:
-                label = f"{name}, {shape.name}, {dtype}"
-                if budget.allows(label):
-                    measured = measure(OPERATIONS[name], shape, dtype, options, budget, label)
-                    rows += finished(measured, product[dtype], name, shape, dtype)
-                    print(label, flush=True)
+    product = {dtype: product_rate(dtype, options) for dtype in options.type}
+    shapes = [QUICK] if options.quick else [SHAPES[key] for key in options.shape]
+    for dtype, name, shape in itertools.product(options.type, options.operation, shapes):
+        label = f"{name}, {shape.name}, {dtype}"
+        if budget.allows(label):
+            rows += measure(name, shape, dtype, product[dtype], options, budget)
+            print(label, flush=True)
+    for dtype, rate in product.items():
+        print(f"matrix product, {dtype}: {rate / 1e12:.1f} TFLOP/s")
     print(findings.table(rows, COLUMNS))
-    claims = claims_of(rows, judged=machine.on_gpu() and not small)
-    results = dict(product_per_second=product, runs=options.runs, quick=small, rows=rows)
+    claims = claims_of(rows, judged=machine.on_gpu() and not options.quick)
+    results = dict(product_per_second=product, runs=options.runs, quick=options.quick, rows=rows)
     return findings.finish(options, results, claims, budget)
-
-
-COLUMNS = dict(operation="", shape="field", type="type", variant="variant", microseconds="us")
-COLUMNS |= dict(over_xla="times as fast as xla", bandwidth="of copy bandwidth", arithmetic="of matmul rate")
-COLUMNS |= dict(error="error")
 
 
 def _options(arguments):
@@ -75,28 +70,19 @@ def _options(arguments):
     options = options.parse_args(arguments)
     options.shape = options.shape or list(DEFAULT_SHAPES)
     options.operation, options.type = options.operation or list(OPERATIONS), options.type or ["bfloat16"]
+    options.times = (1, 1) if options.quick else TIMES
     return options
 
 
-@jax.custom_vjp
 def eight_gelu(components: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """`d8_gelu` on eight arrays, in the order of `kernels/pointwise.py`."""
     values = to_regular([c.astype(jnp.float32) for c in components])
     return tuple(y.astype(components[0].dtype) for y in to_isotypic([gelu(v) for v in values]))
 
 
-def eight_gelu_gradient(components, gradients):
-    """The input's gradient from the input and the output's gradient."""
-    values, slopes = (to_regular([a.astype(jnp.float32) for a in field]) for field in (components, gradients))
-    products = [gelu_gradient(v) * g for v, g in zip(values, slopes, strict=True)]
-    return tuple(y.astype(components[0].dtype) for y in to_isotypic(products))
-
-
-eight_gelu.defvjp(lambda x: (eight_gelu(x), x), lambda x, dy: (eight_gelu_gradient(x, dy),))
-
-
-def eight_linear_gelu(lines, two, w_one, w_two, bias):
+def eight_linear_gelu(field, weights):
     """`octic_linear_gelu` from the four lines as arrays, and E, to eight arrays."""
+    (lines, two), (w_one, w_two, bias) = field, weights
     h = [x @ w for x, w in zip(lines, w_one, strict=True)]
     (e11, e21), (e12, e22) = (jnp.split(row, 2, axis=-1) for row in two @ w_two)
     return eight_gelu((h[0] + bias, *h[1:], e11, e12, e21, e22))
@@ -112,12 +98,13 @@ def plain_gelu(implementation: str) -> Callable:
     return lambda hidden: d8_gelu(*hidden, implementation=implementation)
 
 
-def plain_gradient(implementation: str) -> Callable:
-    return lambda hidden, gradient: jax.vjp(plain_gelu(implementation), hidden)[1](gradient)[0]
-
-
 def plain_linear(implementation: str) -> Callable:
     return lambda x, weights: octic_linear_gelu(*x, *weights, implementation=implementation)
+
+
+def gradient(function: Callable) -> Callable:
+    """The gradient of the field from the result's gradient."""
+    return lambda x, gradient: jax.vjp(function, x)[1](gradient)[0]
 
 
 def with_gradient(function: Callable) -> Callable:
@@ -131,58 +118,72 @@ def with_gradient(function: Callable) -> Callable:
 
 
 class Operation(NamedTuple):
-    """One operation.
+    """One operation."""
 
-    Attributes:
-      arguments: a letter for each: x, the field; w, the weights; h, a field of the hidden width.
-      moved: bytes that have to move, from the bytes of x, w and h.
-      call: by implementation, a function of the arguments.
-      eight: the same of arguments of eight arrays.
-      more: implementations to time besides "xla" and the platform's kernel.
-    """
-
-    arguments: str
-    moved: Callable[[int, int, int], int]
-    call: Callable[[str], Callable]
-    eight: Callable
-    more: tuple[str, ...] = ()
+    arguments: str  # a letter for each: x, the field; w, the weights; h, a field of the hidden width
+    moved: Callable[[int, int, int], int]  # bytes that have to move, from the bytes of x, w and h
+    call: Callable[[str], Callable]  # by implementation, a function of the arguments
+    eight: Callable  # the same of arguments of eight arrays
+    more: tuple[str, ...] = ()  # implementations to time besides "xla" and the platform's kernel
 
 
 OPERATIONS = {
     "d8_gelu": Operation("h", lambda x, w, h: 2 * h, plain_gelu, eight_gelu),
-    "d8_gelu gradient": Operation("hh", lambda x, w, h: 3 * h, plain_gradient, eight_gelu_gradient),
-    "octic_linear_gelu": Operation(
-        "xw", lambda x, w, h: x + w + h, plain_linear, lambda x, w: eight_linear_gelu(*x, *w), more=("auto",)
+    "d8_gelu gradient": Operation(
+        "hh", lambda x, w, h: 3 * h, lambda word: gradient(plain_gelu(word)), gradient(eight_gelu)
     ),
+    "octic_linear_gelu": Operation("xw", lambda x, w, h: x + w + h, plain_linear, eight_linear_gelu, ("auto",)),
     "octic_linear_gelu and gradient": Operation(
         "xwh",
         lambda x, w, h: 3 * x + 3 * w + 2 * h,  # forward x, w to h; backward x, w, h to x, w
-        lambda implementation: with_gradient(plain_linear(implementation)),
-        with_gradient(lambda x, w: eight_linear_gelu(*x, *w)),
-        more=("auto",),
+        lambda word: with_gradient(plain_linear(word)),
+        with_gradient(eight_linear_gelu),
+        ("auto",),
     ),
 }
 # How an argument becomes eight arrays.
 SPLIT = {"h": lambda h: to_eight(*h), "x": lambda x: (tuple(x[0]), x[1]), "w": lambda w: w}
 
 
-def measure(operation: Operation, shape: Shape, dtype: str, options, budget, label) -> dict[str, dict]:
-    """Seconds of one call of each variant, and its error; "copy" is a copy of COPY_BYTES."""
-    sets = [random_arguments(operation, shape, dtype, seed) for seed in range(_times(options)[0])]
+def measure(name: str, shape: Shape, dtype: str, product: float, options, budget) -> list[dict]:
+    """A row for each variant, with its shares of a copy's bandwidth and of the rate of a matrix product."""
+    operation = OPERATIONS[name]
+    sets = [random_arguments(operation, shape, dtype, seed) for seed in range(options.times[0])]
     size = COPY_BYTES // 2 // (2**8 if options.quick else 1)
     copied = [(jax.random.normal(jax.random.key(seed), size, jnp.bfloat16),) for seed in range(len(sets))]
     calls, errors = {"copy": repeated(jnp.negative, copied, options)}, {}
     for variant in variants(operation, sets[0]):
-        with budget.trying(f"{label}, {variant}"):
+        with budget.trying(f"{name}, {shape.name}, {dtype}, {variant}"):
             if variant == "eight":
                 calls[variant] = repeated(operation.eight, [apart(operation, one) for one in sets], options)
             else:
                 calls[variant] = repeated(operation.call(variant), sets, options)
                 errors[variant] = error(operation, variant, sets[0])
-    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
-    seconds = {variant: t / math.prod(_times(options)) for variant, t in seconds.items()}
-    seconds["copy"] *= COPY_BYTES / copied[0][0].nbytes
-    return {variant: dict(seconds=t, error=errors.get(variant)) for variant, t in seconds.items()}
+    seconds = seconds_of(calls, options)
+    copy = seconds.pop("copy") * COPY_BYTES / copied[0][0].nbytes
+    moved, done = bytes_moved(operation, shape, dtype), operations(operation, shape)
+    return [
+        dict(
+            operation=name,
+            shape=shape.name,
+            type=dtype,
+            variant=variant,
+            field_bytes=field_bytes(shape, shape.hidden, dtype),
+            microseconds=1e6 * t,
+            over_xla=timing.ratio(seconds.get("xla"), t),
+            bandwidth=share_of_copy(moved, t, copy),
+            arithmetic=done / t / product,
+            gigabytes_per_second=moved / t / 1e9,
+            error=errors.get(variant),
+        )
+        for variant, t in seconds.items()
+    ]
+
+
+def seconds_of(calls: dict[str, Callable], options) -> dict[str, float]:
+    """Seconds of one of the calls of `repeated`."""
+    milliseconds = timing.milliseconds(calls, options)
+    return {name: time / 1e3 / math.prod(options.times) for name, time in milliseconds.items()}
 
 
 def apart(operation: Operation, arguments) -> list:
@@ -215,7 +216,7 @@ def variants(operation: Operation, arguments) -> list[str]:
 
 
 def repeated(function: Callable, sets: list, options) -> Callable:
-    """A call that runs the function as often as `_times` says, on sets of arguments in turn, as caches forget.
+    """A call that runs the function as often as `options.times` says, on sets of arguments in turn, as caches forget.
 
     Every result leaves the program and every call waits for the one before: XLA removes, merges and overlaps none.
     """
@@ -231,15 +232,11 @@ def repeated(function: Callable, sets: list, options) -> Callable:
     compiled = jax.jit(several).lower(*sets).compile()
 
     def call():
-        for _ in range(_times(options)[1]):
+        for _ in range(options.times[1]):
             results = compiled(*sets)
         return results
 
     return call
-
-
-def _times(options) -> tuple[int, int]:
-    return (1, 1) if options.quick else (WRITTEN_OUT, DISPATCHED)
 
 
 def error(operation: Operation, variant: str, arguments) -> float:
@@ -254,37 +251,12 @@ def error(operation: Operation, variant: str, arguments) -> float:
     return float(jax.jit(norms)(*arguments))
 
 
-def product_rate(dtype: str, options, size: int) -> float:
+def product_rate(dtype: str, options) -> float:
     """Operations per second of a matrix product."""
-    keys = jax.random.split(jax.random.key(0), (_times(options)[0], 2))
+    size = 128 if options.quick else PRODUCT
+    keys = jax.random.split(jax.random.key(0), (options.times[0], 2))
     pairs = [tuple(jax.random.normal(key, (size, size), dtype) for key in pair) for pair in keys]
-    call = {"product": repeated(jnp.matmul, pairs, options)}
-    seconds = timing.medians(timing.interleaved(call, warmup=options.warmup, runs=options.runs))["product"]
-    return 2 * size**3 * math.prod(_times(options)) / seconds
-
-
-def finished(measured: dict, product: float, name: str, shape: Shape, dtype: str) -> list[dict]:
-    """A row for each variant, with its shares of the copy's and the product's rates."""
-    operation = OPERATIONS[name]
-    moved, done, copy = bytes_moved(operation, shape, dtype), operations(operation, shape), measured["copy"]["seconds"]
-    reference = measured.get("xla", {}).get("seconds")
-    return [
-        dict(
-            operation=name,
-            shape=shape.name,
-            type=dtype,
-            variant=variant,
-            field_bytes=field_bytes(shape, shape.hidden, dtype),
-            microseconds=1e6 * row["seconds"],
-            over_xla=timing.ratio(reference, row["seconds"]),
-            bandwidth=share_of_copy(moved, row["seconds"], copy),
-            arithmetic=done / row["seconds"] / product,
-            gigabytes_per_second=moved / row["seconds"] / 1e9,
-            error=row["error"],
-        )
-        for variant, row in measured.items()
-        if variant != "copy"
-    ]
+    return 2 * size**3 / seconds_of({"product": repeated(jnp.matmul, pairs, options)}, options)["product"]
 
 
 def share_of_copy(moved: int, seconds: float, copy_seconds: float) -> float:

@@ -9,13 +9,12 @@ of 224 px on 2 threads, in turn, each model in a process of its own.  No model h
 plain has as many parameters as timm's.  A training step is cross-entropy, gradient and AdamW; ours also normalises the
 images and computes the norm of the gradient.  Our blocks are unrolled, and in a forward pass their parameters lie
 apart.  With "bfloat16" products are in bfloat16: ours with precision "mixed", torch's by autocast.  The JSON has the
-load of the machine before each row.
-
-Claims: in float32, plain takes at most as long as timm's; D8's training step at most 0.6 of timm's time (Ti) and 0.45
-(S, B), its forward pass at most half (S, B).  In bfloat16, plain and D8 take at most as long as timm's.
+load of the machine before each row.  Claims, of timm's time: plain at most 1; D8 at most 1 in bfloat16, and in float32
+0.6 (Ti) and 0.45 (S, B) for a training step and 0.5 (S, B) for a forward pass.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable
 
@@ -25,7 +24,6 @@ from equivit.precision import cast
 from equivit.training import config as configs
 from experiments import compiled_models, findings, flags, timing
 from experiments.benchmarks import processes
-from experiments.benchmarks.processes import Peer
 from experiments.findings import Claim
 
 SIZES = {"ti": "vit_tiny_patch16_224", "s": "vit_small_patch16_224", "b": "vit_base_patch16_224"}  # timm's names
@@ -39,7 +37,6 @@ MODELS = {
 }
 TASKS = ("forward", "training")
 TYPES = {"float32": "float32", "bfloat16": "mixed"}  # and our precision
-TIMM = "timm"
 THREADS = 2
 FIELDS = dict(num_classes=1000, layer_scale=None, unroll=True)
 # Of timm's time, by task, type, size and model.
@@ -51,17 +48,11 @@ LIMITS |= {(task, "bfloat16", size, "D8"): 1.0 for task in TASKS for size in SIZ
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    budget, rows = timing.Budget(options.minutes), []
+    budget, each = timing.Budget(options.minutes), itertools.product(options.sizes, options.types, options.tasks)
     columns = dict(size="", task="", type="", load="load", timm="timm") | {name: name for name in options.models}
     columns |= {f"{name}_over_timm": f"{name}/timm" for name in options.models}
-    for size in options.sizes:
-        for dtype in options.types:
-            for task in options.tasks:
-                title = f"{size}, {task}, {dtype}"
-                if budget.allows(title):
-                    with budget.trying(title):
-                        rows.append(measure(size, task, dtype, options))
-                        print(findings.table(rows[-1:], columns), flush=True)
+    variants = {f"{size}, {task}, {dtype}": (size, task, dtype, options) for size, dtype, task in each}
+    rows = findings.measured(measure, variants, columns, budget)
     print(f"\nmilliseconds for {options.batch} images of {options.image_size} px, on {THREADS} threads")
     print(findings.table(rows, columns))
     facts = dict(batch=options.batch, image_size=options.image_size, runs=options.runs, threads=THREADS)
@@ -95,30 +86,25 @@ def measure(size: str, task: str, dtype: str, options) -> dict:
         if options.peer:
             shape = (options.batch, options.image_size, options.image_size, 3)
             question = dict(model=SIZES[size], shape=shape, task=task, type=dtype)
-            peer = stack.enter_context(contextlib.closing(Peer(options.peer, "timm_models.py", question)))
-            variants[TIMM] = peer.variant("contiguous", THREADS, parameters.get("plain"))
-        seconds = timing.medians(timing.in_turn(variants, warmup=options.warmup, runs=options.runs))
-    times = {name: 1e3 * value for name, value in seconds.items()}
-    ratios = {f"{name}_over_timm": timing.ratio(times[name], times.get(TIMM)) for name in options.models}
+            peer = stack.enter_context(contextlib.closing(processes.Peer(options.peer, "timm_models.py", question)))
+            variants["timm"] = peer.variant("contiguous", THREADS, parameters.get("plain"))
+        times = processes.milliseconds(variants, options)
+    ratios = {f"{name}_over_timm": timing.ratio(times[name], times.get("timm")) for name in options.models}
     return dict(size=size, task=task, type=dtype, load=load, **times, **ratios)
 
 
 def forward(name: str, precision: str, batch: int, fields: dict) -> tuple[None, Callable]:
     """The call of a compiled forward pass, every parameter random, and each block's in arrays of its own."""
-    _as_train_does()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     model = compiled_models.random_model(name, **fields)
     model.blocks = model.blocks.apart()
-    leaves, structure = jax.tree.flatten(model)  # a module is slow to flatten
     images = jax.random.normal(jax.random.key(1), (batch, *fields["image_size"], 3))
-    arguments = jax.device_put(leaves), images
-    function = jax.jit(lambda leaves, x: cast(jax.tree.unflatten(structure, leaves), precision)(x))
-    compiled = function.lower(*arguments).compile()
-    return None, lambda: compiled(*arguments)
+    return None, compiled_models.call(lambda model, x: cast(model, precision)(x), model, images)
 
 
 def training_step(name: str, precision: str, batch: int, fields: dict) -> tuple[None, Callable]:
     """The call of a compiled training step; each call begins where the last one ended."""
-    _as_train_does()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     config = configs.get_base()
     with config.unlocked():
         config.epochs, config.batch_size, config.precision = 1, batch, precision
@@ -128,10 +114,6 @@ def training_step(name: str, precision: str, batch: int, fields: dict) -> tuple[
         config.optimizer.update(name="adamw", weight_decay=0.05)
         config.schedule.lr = 1e-3
     return None, compiled_models.training_step(config).start()
-
-
-def _as_train_does() -> None:
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def claims_of(rows: list[dict]) -> list[Claim]:

@@ -1,13 +1,17 @@
 """Programs timed in processes of their own: threads of one library that spin while they wait slow another one down."""
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import pathlib
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from experiments import timing
 
@@ -17,14 +21,10 @@ PEERS = pathlib.Path(__file__).with_name("torch_peers")
 
 @contextlib.contextmanager
 def started(name: str, make: Callable[..., tuple[Any, Callable]], *arguments) -> Iterator[tuple[Any, Callable]]:
-    """Run `make(*arguments)` in a new process, which ends with the context.
+    """Run `make(*arguments)`, which returns a result and the call to time, in a process that ends with the context.
 
-    Args:
-      name: of the program, for messages.
-      make: a function of a module; returns a result and the call to time.
-
-    Yields:
-      The result, and a call that has the process run twice and returns the seconds of the second run.
+    Yields the result, and a call that has the process run twice and returns the seconds of the second run.  `make` is
+    a function of a module; messages have the `name`.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -54,13 +54,47 @@ def _serve(questions: Connection, make: Callable, arguments: tuple) -> None:
             questions.send(run())
 
 
-class Peer:
-    """A script of torch_peers/ run by a Python with torch: it reads a line of JSON and answers with one.
+def torch_peer(name: str) -> ModuleType:
+    """A module of torch_peers/ for a process of this Python; ImportError, with the remedy, where torch is missing."""
+    try:
+        return importlib.import_module(f"experiments.benchmarks.torch_peers.{name}")
+    except ImportError as error:
+        raise ImportError(
+            "the peer of this experiment needs torch, which is no requirement of equivit: in a virtual environment of "
+            "its own, `pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu`."
+        ) from error
+
+
+def milliseconds(variants: Mapping[str, Callable[[], float]], options) -> dict[str, float]:
+    """Median milliseconds of each variant, which returns its own seconds, by the flags of `flags.timing_parser`."""
+    times = timing.medians(timing.in_turn(variants, warmup=options.warmup, runs=options.runs))
+    return {name: 1e3 * seconds for name, seconds in times.items()}
+
+
+def beside_torch(pairs: Mapping[str, tuple], tolerance: float, options) -> dict[str, float | None]:
+    """Milliseconds of each operation, of torch's ("torch_<name>"), and their ratio ("<name>_over_torch").
 
     Args:
-      python: the interpreter.
-      script: the name of the file.
-      question: its description of the model, with the model's name.
+      pairs: by name, our result, our call, and None or torch's side: a function for `started` and its arguments.
+      tolerance: largest deviation of the results, of the largest entry; RuntimeError where it is exceeded.
+    """
+    variants = {}
+    with contextlib.ExitStack() as stack:
+        for name, (result, call, peer) in pairs.items():
+            variants[name] = timing.second_of_two(call)
+            if peer:
+                expected, variants[f"torch_{name}"] = stack.enter_context(started(f"torch, {name}", *peer))
+                error = np.abs(result - expected).max() / np.abs(expected).max()
+                if not error < tolerance:
+                    raise RuntimeError(f"{name}: ours and torch's differ by {error:.1e}.")
+        times = milliseconds(variants, options)
+    return times | {f"{name}_over_torch": timing.ratio(times[name], times.get(f"torch_{name}")) for name in pairs}
+
+
+class Peer:
+    """A script of torch_peers/, run by the interpreter `python` with torch: it answers a line of JSON with one.
+
+    `question` describes the model, and has its name.
     """
 
     def __init__(self, python: str, script: str, question: dict):

@@ -19,6 +19,8 @@ from experiments.findings import Claim
 ALONE = dict(class_token=False, pool="mean", num_classes=None, mask_token=False, class_position=False)
 QUICK = dict(width=32, depth=2, num_heads=2, image_size=(56, 56))
 MOST = 1.5
+COLUMNS = dict(plain_ms="plain, ms", sigma_ms="Sigma, ms", ratio="ratio")
+COLUMNS |= dict(buffers_mb="buffers, MB", temporary_mb="temporary, MB")
 
 
 def main(arguments=None) -> int:
@@ -29,14 +31,7 @@ def main(arguments=None) -> int:
     size = QUICK["image_size"] if options.quick else (224, 224)
     model = zoo.create("dinov2_vit_b14", **ALONE | dict(image_size=size) | (QUICK if options.quick else {}))
     row = cost(model, np.random.default_rng(0).normal(size=(options.batch, *size, 3)).astype(np.float32), options)
-    columns = dict(
-        plain_ms="plain, ms",
-        sigma_ms="Sigma, ms",
-        ratio="ratio",
-        buffers_mb="buffers, MB",
-        temporary_mb="temporary, MB",
-    )
-    print(findings.table([row], columns))
+    print(findings.table([row], COLUMNS))
     judged = jax.default_backend() == "cpu" and not options.quick
     claims = [Claim("Sigma over plain forward passes", row["ratio"], at_most=MOST, judged=judged)]
     return findings.finish(options, dict(batch=options.batch, image_size=size, **row), claims)
@@ -53,12 +48,8 @@ def cost(model, images: np.ndarray, options) -> dict[str, float]:
         return held[0]
 
     variants = {"plain": lambda: plain(model, given["images"]), "sigma": measure}
-    times = timing.medians(timing.interleaved(variants, warmup=options.warmup, runs=options.runs))
+    times = timing.milliseconds(variants, options)
+    row = {f"{name}_ms": time for name, time in times.items()} | dict(ratio=times["sigma"] / times["plain"])
+    row["buffers_mb"] = sum(leaf.nbytes for leaf in jax.tree.leaves(held[0])) / 1e6
     memory = machine.memory(selection.step.lower(model, held[0], **given).compile())
-    return dict(
-        plain_ms=1e3 * times["plain"],
-        sigma_ms=1e3 * times["sigma"],
-        ratio=times["sigma"] / times["plain"],
-        buffers_mb=sum(leaf.nbytes for leaf in jax.tree.leaves(held[0])) / 1e6,
-        temporary_mb=memory.temporary / 1e6 if memory else None,
-    )
+    return row | dict(temporary_mb=memory.temporary / 1e6 if memory else None)

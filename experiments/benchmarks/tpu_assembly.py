@@ -10,10 +10,11 @@ program can need more cycles for its rows than it has bundles.
 """
 
 import collections
+import math
 import operator
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 FLAGS = "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=assembly-pre-overlay|hlo-details"
@@ -21,26 +22,15 @@ DELAY = 4  # bundles after a branch that are issued whether it is taken or not
 ROWS, PACKED_ROWS = 8, 16  # that one product takes: a register of 32-bit numbers, or of 16-bit ones
 ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4, "u32": 4}
 
-ARITHMETIC: Mapping[str, Callable[..., int]] = {
+ARITHMETIC: dict[str, Callable[..., int]] = {f"s{word}.s32": getattr(operator, word) for word in ("add", "sub")}
+ARITHMETIC |= {f"s{word}.s32": getattr(operator, word) for word in ("lt", "le", "gt", "ge", "eq", "ne")}
+ARITHMETIC |= {"sand.u32": operator.and_, "sor.u32": operator.or_, "sxor.u32": operator.xor, "smul.u32": operator.mul}
+ARITHMETIC |= {"sshll.u32": operator.lshift, "sshra.s32": operator.rshift, "sshrl.u32": lambda a, b: a % 2**32 >> b}
+ARITHMETIC |= {
     "simm.u32": lambda a: a,
     "smov.u32": lambda a: a,
-    "sadd.s32": operator.add,
-    "ssub.s32": operator.sub,
-    "smul.u32": operator.mul,
     "smulhi.u32": lambda a, b: (a % 2**32) * (b % 2**32) >> 32,
     "smin.u32": lambda a, b: min(a, b, key=lambda value: value % 2**32),
-    "sand.u32": operator.and_,
-    "sor.u32": operator.or_,
-    "sxor.u32": operator.xor,
-    "sshll.u32": operator.lshift,
-    "sshrl.u32": lambda a, b: a % 2**32 >> b,
-    "sshra.s32": operator.rshift,
-    "slt.s32": operator.lt,
-    "sle.s32": operator.le,
-    "sgt.s32": operator.gt,
-    "sge.s32": operator.ge,
-    "seq.s32": operator.eq,
-    "sne.s32": operator.ne,
 }
 
 _LINE = re.compile(r"0:0x[0-9a-f]+ *: \{(.*)\}")
@@ -51,27 +41,23 @@ _SHAPE = re.compile(r"\b(\w+)\[([\d,]*)\](\{[^}]*\})?")
 
 
 class Work(NamedTuple):
-    """The work of one instruction on the chip.
+    """The work of one instruction on the chip."""
 
-    Attributes:
-      bundles: issued, every trip of every loop counted.
-      rows: that the busiest matrix unit takes, one per cycle.
-      bytes: that it moves between HBM and the core, each operand and result there once.
-      asynchronous: whether it moves them while other instructions run.
-      read: whether every branch in it was followed; if not, the numbers above are too small.
-    """
-
-    bundles: int
-    rows: int
-    bytes: int
-    asynchronous: bool
-    read: bool
+    bundles: int  # issued, every trip of every loop counted
+    rows: int  # that the busiest matrix unit takes, one per cycle
+    bytes: int  # that it moves between HBM and the core, each operand and result there once
+    asynchronous: bool  # whether it moves them while other instructions run
+    read: bool  # whether every branch in it was followed; if not, the numbers above are too small
 
 
 def work(folder: pathlib.Path) -> dict[str, Work]:
     """The work of each instruction of the program dumped in a folder, by its name in HLO."""
     assembly, details = (_first(folder, f"*-TLP-*-{name}.txt") for name in ("assembly-pre-overlay", "hlo-details"))
-    bundles = [_operations(line) for line in assembly.splitlines()]
+    bundles = []
+    for line in assembly.splitlines():
+        if not (match := _LINE.match(line)):
+            raise ValueError(f"a line of assembly that is no bundle: {line[:80]!r}")
+        bundles.append(match[1].split("; "))
     times, unread = walk(bundles)
     instructions = sorted((int(m[3], 16), int(m[4], 16), m[1], m[2]) for m in _INSTRUCTION.finditer(details))
     places = _places(instructions, len(bundles))
@@ -79,8 +65,8 @@ def work(folder: pathlib.Path) -> dict[str, Work]:
     for _, _, name, text in instructions:
         units = [0] * 4
         for i in places[name]:
-            for unit, rows in filter(None, map(_rows, bundles[i])):
-                units[unit] += times[i] * rows
+            for product in filter(None, map(_PRODUCT.search, bundles[i])):
+                units[int(product[1])] += times[i] * (PACKED_ROWS if product[2] == "bf16" else ROWS)
         issued = sum(times[i] for i in places[name])
         result[name] = Work(issued, max(units), *hbm_bytes(text), read=unread.isdisjoint(places[name]))
     return result
@@ -109,13 +95,6 @@ def _first(folder, pattern):
     return files[0].read_text()
 
 
-def _operations(line: str) -> list[str]:
-    match = _LINE.match(line)
-    if not match:
-        raise ValueError(f"a line of assembly that is no bundle: {line[:80]!r}")
-    return match[1].split("; ")
-
-
 def hbm_bytes(text: str) -> tuple[int, bool]:
     """Bytes that an instruction moves between HBM and the core, and whether it does so while others run.
 
@@ -133,18 +112,7 @@ def hbm_bytes(text: str) -> tuple[int, bool]:
 def _sizes(text, everywhere=False) -> Iterator[int]:
     for kind, shape, layout in _SHAPE.findall(text):
         if kind in ITEMSIZE and (everywhere or "S(" not in layout):
-            size = ITEMSIZE[kind]
-            for extent in filter(None, shape.split(",")):
-                size *= int(extent)
-            yield size
-
-
-def _rows(operation: str) -> tuple[int, int] | None:
-    """Matrix unit and rows of a product."""
-    match = _PRODUCT.search(operation)
-    if not match:
-        return None
-    return int(match[1]), PACKED_ROWS if match[2] == "bf16" else ROWS
+            yield ITEMSIZE[kind] * math.prod(map(int, filter(None, shape.split(","))))
 
 
 def walk(bundles: list[list[str]]) -> tuple[list[int], set[int]]:
@@ -207,8 +175,9 @@ class _ScalarCore:
             values = [self._predicate(operand) for operand in operands.split(", ")]
             value = None if None in values else any(values)
         else:
-            values = [self._value(operand) for operand in operands.split(", ")]
-            value = _signed(ARITHMETIC[name](*values)) if name in ARITHMETIC and None not in values else None
+            values, value = [self._value(operand) for operand in operands.split(", ")], None
+            if name in ARITHMETIC and None not in values:
+                value = (ARITHMETIC[name](*values) + 2**31) % 2**32 - 2**31  # signed, of 32 bits
         return destination, None if wanted is None else value
 
     def _value(self, operand: str) -> int | None:
@@ -222,8 +191,3 @@ class _ScalarCore:
         """An address of scalar memory, as in [smem:s2+$0x4]."""
         values = [self._value(part) for part in operand.removeprefix("[smem:").rstrip("]").split("+")]
         return None if None in values else sum(values)
-
-
-def _signed(value: int) -> int:
-    """The 32-bit number with the same last 32 bits."""
-    return (value + 2**31) % 2**32 - 2**31

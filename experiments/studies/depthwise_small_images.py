@@ -5,32 +5,15 @@
     python -m experiments studies.depthwise_small_images --data=camvid --source=npz:/data/camvid_240x180.npz
 
 The same command resumes its runs: for each seed as many as rows, the pretraining, and the gates of DSP-2S.  On CamVid
-the models segment by a decoder of transposed convolutions; the pretraining has a linear decoder, so that stage 1 begins
-with a new one.
+the decoder has transposed convolutions, in the pretraining a linear map, so that stage 1 begins with a new decoder.
 
 The stages are the paper's (configs/depthwise.py).  A model with a class token is pretrained on the same data for as
 long as stage 1, which continues with patch tokens alone.  Sigma of that model is measured on 1000 training images, half
-of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.
-
-| row           | blocks                                              | otherwise                                  |
-|---------------|-----------------------------------------------------|--------------------------------------------|
-| stage 1       | none                                                | no stage 2                                 |
-| attention     | none                                                | stage 2 all the same                       |
-| lowest        | lowest Sigma                                        |                                            |
-| highest       | highest Sigma                                       |                                            |
-| random        | random, others with each seed                       |                                            |
-| damage        | least damage to the residual stream (`fit.damage`)  |                                            |
-| DSP-2S        | those that gates chose in a stage 2 of their own    |                                            |
-| least squares | lowest Sigma                                        | taps fitted to the attention, not Gaussian |
-| one-stage     | lowest Sigma                                        | the pretrained model is replaced at once   |
-| frozen        | lowest Sigma                                        | the replaced modules alone are trained     |
-| ens_dw        | lowest Sigma                                        | heads ensembled, in place of dw            |
-
+of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.  ROWS has the choices.
 The rows of a seed share its stage 1; differences are judged as if they did not, which is cautious.  Prints accuracy or
 mean IoU of test images, the chosen blocks, and each difference beside the paper's on COCO.
-
 Claim: before stage 2, the squared error of the replaced modules with taps of least squares is at most 0.6 of the error
-with Gaussian taps.  Exits 1 when it fails.
+with Gaussian taps.
 """
 
 import argparse
@@ -53,7 +36,7 @@ from experiments.findings import Claim
 from experiments.studies import several_seeds
 
 RECIPE = "configs/depthwise.py"
-IMAGES, BATCH = 1000, 50  # for Sigma and fits
+BATCH = 50  # for Sigma and fits
 WARMUP = 0.1  # of the epochs
 # A ViT of patches alone, as deep and wide as a CPU trains in a minute.
 SHARED = ["model.width=48", "model.depth=6", "model.num_heads=3", "model.drop_path=0.0", "model.replaced=()"]
@@ -64,30 +47,15 @@ LEAST = 0.6  # of the error of Gaussian taps, at most, by taps of least squares
 
 
 class Study(NamedTuple):
-    """A data set and its trainings.
+    """A data set and its trainings."""
 
-    Attributes:
-      mode: of configs/depthwise.py, without the stage.
-      keys: of the config, for every run.
-      pretraining: more of them, for the pretraining.
-      epochs, batch_size: of stage 1.
-      figure: of the final report, compared.
-      rows: names of ROWS.
-    """
-
-    mode: str
-    keys: Sequence[str]
-    epochs: int
-    batch_size: int
-    figure: str
-    rows: Sequence[str]
-    pretraining: Sequence[str] = ()
-
-
-def _square(side: int, patch: int) -> list[str]:
-    """Keys of a set of square images."""
-    sizes = [f"data.image_size=({side},{side})", f"model.image_size=({side},{side})", f"model.patch_size={patch}"]
-    return [*sizes, "data.eval_split=test", "data.crop_ratio=1.0", "data.augment.crop=pad"]
+    mode: str  # of configs/depthwise.py, without the stage
+    keys: Sequence[str]  # of the config, for every run
+    epochs: int  # of stage 1
+    batch_size: int  # of stage 1
+    figure: str  # of the final report, compared
+    rows: Sequence[str]  # names of ROWS
+    pretraining: Sequence[str] = ()  # more keys, for the pretraining
 
 
 class Row(NamedTuple):
@@ -102,35 +70,29 @@ class Row(NamedTuple):
 ROWS = {
     "stage 1": Row("stage1", None),
     "attention": Row(blocks=None),
-    "lowest": Row(),
+    "lowest": Row(),  # Sigma
     "highest": Row(blocks="highest"),
-    "random": Row(blocks="random"),
-    "damage": Row(blocks="damage"),
-    "DSP-2S": Row(blocks="gates"),
-    "least squares": Row(fitted=True),
-    "one-stage": Row("one_stage"),
-    "frozen": Row("frozen"),
-    "ens_dw": Row(kind="ens_dw"),
+    "random": Row(blocks="random"),  # others with each seed
+    "damage": Row(blocks="damage"),  # the least to the residual stream (`fit.damage`)
+    "DSP-2S": Row(blocks="gates"),  # that gates chose in a stage 2 of their own
+    "least squares": Row(fitted=True),  # taps fitted to the attention, not Gaussian
+    "one-stage": Row("one_stage"),  # the pretrained model is replaced at once
+    "frozen": Row("frozen"),  # the replaced modules alone are trained
+    "ens_dw": Row(kind="ens_dw"),  # heads ensembled
 }
+IMAGES = ["data.eval_split=test", "data.crop_ratio=1.0", "data.augment.crop=pad"]
+CIFAR10 = [*IMAGES, "data.source=npz:cifar10.npz", "data.image_size=(32,32)", "model.image_size=(32,32)"]
+CIFAR10 += ["model.patch_size=4", *several_seeds.CIFAR10]
+CELLS = [*IMAGES, "data.source=npz:pbc_wbc96.npz", "data.image_size=(48,48)", "model.image_size=(48,48)"]
+CELLS += ["model.patch_size=6"]
+CAMVID = ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
+CAMVID += ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
+CAMVID += ["objective.width=16"]
+FEW = ("stage 1", "attention", "lowest", "highest")
 STUDIES = {
-    "cifar10": Study(
-        "in1k,mae_b16",
-        ["data.source=npz:cifar10.npz", *_square(32, 4), *several_seeds.CIFAR10],
-        *(2, 64, "accuracy/top1", tuple(ROWS)),
-    ),
-    "blood_cells": Study(
-        "in1k,mae_b16",
-        ["data.source=npz:pbc_wbc96.npz", *_square(48, 6)],
-        *(3, 64, "accuracy/top1", ("stage 1", "attention", "lowest", "highest", "random")),
-    ),
-    "camvid": Study(
-        "coco,mae_b16",
-        ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
-        + ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
-        + ["objective.width=16"],
-        *(10, 8, "segmentation/miou", ("stage 1", "attention", "lowest", "highest")),
-        pretraining=["objective.decoder=linear"],
-    ),
+    "cifar10": Study("in1k,mae_b16", CIFAR10, 2, 64, "accuracy/top1", tuple(ROWS)),
+    "blood_cells": Study("in1k,mae_b16", CELLS, 3, 64, "accuracy/top1", (*FEW, "random")),
+    "camvid": Study("coco,mae_b16", CAMVID, 10, 8, "segmentation/miou", FEW, ["objective.decoder=linear"]),
 }
 # Pairs of rows, and by how many points the paper has the first above the second: ViT-L, 12 of 24 blocks, mean IoU on
 # COCO (Tables 2, 5 and A.1); None: not in the paper.
@@ -155,8 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = [Runs(study, options, seed) for seed in options.seeds]
     found = [{row: runs.row(row) for row in options.rows} for runs in seeds]
     rows = {row: [one[row] for one in found] for row in options.rows}
-    gains, chosen = gains_of(rows), {f"seed {runs.seed}": runs.choices() for runs in seeds}
-    claims = claims_of([runs.errors() for runs in seeds]) if "least squares" in rows else []
+    gains, chosen, claims = gains_of(rows), {f"seed {runs.seed}": runs.choices() for runs in seeds}, []
+    if "least squares" in rows:
+        worst = max(runs.error() for runs in seeds)
+        text = "squared error before stage 2, least squares over Gaussian taps"
+        claims.append(Claim(text, worst, at_most=LEAST, judged=len(seeds) > 1))
     show(study, rows, gains, chosen)
     settings = dict(epochs=options.epochs, shared=[*SHARED, *study.keys, *options.override], figure=study.figure)
     return findings.finish(options, dict(rows=rows, gains=gains, chosen=chosen, **settings), claims)
@@ -164,12 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments) -> argparse.Namespace:
     parser = several_seeds.parser(__doc__, __file__)
-    parser.set_defaults(entry=None)
-    parser.add_argument("--data", choices=STUDIES, required=True, help="the default entry of the JSON file")
     parser.add_argument("--rows", type=flags.one_of(list(ROWS)), help="(all that the data set has)")
-    parser.add_argument("--images", type=int, default=IMAGES, help="for Sigma and fits (%(default)s)")
-    options = parser.parse_args(arguments)
-    options.entry, study = options.entry or options.data, STUDIES[options.data]
+    parser.add_argument("--images", type=int, default=1000, help="for Sigma and fits (%(default)s)")
+    options = several_seeds.parse(parser, arguments, STUDIES)
+    study = STUDIES[options.data]
     options.rows, options.epochs = options.rows or list(study.rows), options.epochs or study.epochs
     options.workdir = options.workdir / options.data
     return options
@@ -195,15 +158,14 @@ class Runs:
         row, keys = ROWS[name], {}
         if row.blocks is not None:
             keys = {"model.replaced": tuple((block, row.kind) for block in self.blocks(row.blocks))}
-        keys["init"] = self.pretrained() if row.stage in ("stage1", "one_stage") else self.stage1()
         if row.fitted:
-            keys["init"] = self.start()
-        return self.trained(name, row.stage, **keys)
-
-    def pretrained(self) -> pathlib.Path:
-        """The run directory of the model with a class token."""
-        self.trained("pretraining", "stage1", CLASS_TOKEN + list(self.study.pretraining))
-        return self.place / "pretraining"
+            init = self.start()
+        elif row.stage in ("stage1", "one_stage"):  # from the model with a class token
+            self.trained("pretraining", "stage1", [*CLASS_TOKEN, *self.study.pretraining])
+            init = self.place / "pretraining"
+        else:
+            init = self.stage1()
+        return self.trained(name, row.stage, **keys, init=init)
 
     def stage1(self) -> pathlib.Path:
         """The run directory of stage 1."""
@@ -222,7 +184,7 @@ class Runs:
         epochs = options.epochs * own.epochs / first.epochs
         batch_size = study.batch_size * own.batch_size // first.batch_size
         sizes = [f"epochs={epochs}", f"schedule.warmup_epochs={WARMUP * epochs}", f"batch_size={batch_size}"]
-        sizes += [f"data.source={options.source}"] if options.source else []
+        sizes += several_seeds.source(options)
         texts = [*SHARED, *study.keys, *sizes, *texts, *options.override, f"seed={self.seed}"]
         return configs.load(f"{RECIPE}:{study.mode},{stage}", texts)
 
@@ -248,8 +210,14 @@ class Runs:
 
     def scores(self, name: str) -> np.ndarray:
         """Sigma of the blocks of stage 1's model, or the damage of their replacement; cached in a file."""
-        stage1, measure = self.stage1(), dict(sigma=_sigma, damage=fit.damage)[name]
-        return np.array(findings.cached(self.place / f"{name}.json", lambda: measure(*self.measured(stage1)).tolist()))
+        stage1 = self.stage1()
+
+        def measure():
+            model, images = self.measured(stage1)
+            scores = fit.damage(model, images) if name == "damage" else selection.sigma(model, images).blocks
+            return scores.tolist()
+
+        return np.array(findings.cached(self.place / f"{name}.json", measure))
 
     def measured(self, stage1: pathlib.Path) -> tuple[Any, TrainingImages]:
         """The model of stage 1 and the images that it is measured on."""
@@ -268,17 +236,14 @@ class Runs:
             (place / "errors.json").write_text(json.dumps(means))
         return place
 
-    def errors(self) -> dict[str, float]:
-        """Squared errors of replaced modules before stage 2, as shares of the squares of the attention's outputs."""
-        return json.loads((self.start() / "errors.json").read_text())
+    def error(self) -> float:
+        """Squared errors of replaced modules before stage 2, with taps of least squares over those with Gaussian."""
+        errors = findings.read_json(self.start() / "errors.json")
+        return errors["least_squares"] / errors["gaussian"]
 
 
 def _vit(model: Any) -> Any:
     return getattr(model, "backbone", model)
-
-
-def _sigma(model, batches):
-    return selection.sigma(model, batches).blocks
 
 
 # ---- What came of it
@@ -286,18 +251,11 @@ def _sigma(model, batches):
 
 def gains_of(rows: Mapping[str, Sequence[float]]) -> dict[str, dict]:
     """The difference of each pair of rows, its standard error, and the paper's difference."""
-    return {
-        f"{name} - {other}": several_seeds.difference(rows[name], rows[other]) | dict(paper=paper)
-        for (name, other), paper in PAIRS.items()
-        if name in rows and other in rows
-    }
-
-
-def claims_of(errors: Sequence[Mapping[str, float]]) -> list[Claim]:
-    """Taps of least squares begin nearer to the attention, with every seed; one seed is not judged."""
-    worst = max(one["least_squares"] / one["gaussian"] for one in errors)
-    text = "squared error before stage 2, least squares over Gaussian taps"
-    return [Claim(text, worst, at_most=LEAST, judged=len(errors) > 1)]
+    gains = {}
+    for (name, other), paper in PAIRS.items():
+        if name in rows and other in rows:
+            gains[f"{name} - {other}"] = several_seeds.difference(rows[name], rows[other]) | dict(paper=paper)
+    return gains
 
 
 def order(gap: float, error: float | None, paper: float) -> str:
@@ -309,9 +267,8 @@ def order(gap: float, error: float | None, paper: float) -> str:
 
 def show(study: Study, rows: Mapping, gains: Mapping, chosen: Mapping) -> None:
     """Print the rows, the blocks of every seed, and the differences."""
-    several_seeds.show(
-        {name: {"figure": values} for name, values in rows.items()}, {"figure": f"{study.figure}, %"}, {}
-    )
+    shown = {name: {"figure": values} for name, values in rows.items()}
+    several_seeds.show(shown, {"figure": f"{study.figure}, %"}, {})
     for seed, choices in chosen.items():
         blocks = {choice: values for choice, values in choices.items() if not choice.endswith("of all")}
         print(f"{seed}:", ", ".join(f"{choice} {values}" for choice, values in blocks.items()))

@@ -3,9 +3,9 @@
     python -m experiments studies.dinov2_features runs/dinov2/I8 --output=features_I8.png
     python -m experiments studies.dinov2_features models/dinov2_vit_s14 --config=configs/dinov2.py:L,plain
 
-Red, green and blue are the first three principal components of the patch tokens of all images.  Images are upright
-above and turned by 90 degrees below; the colours of an invariant model turn with the image.  Prints the share of the
-variance in the three components, and the deviation of turned features, relative to their largest entry.
+Red, green and blue are the first three principal components of the patch tokens of all images, upright above and turned
+by 90 degrees below; the colours of an invariant model turn with the image.  Prints the share of the variance in the
+three components, and the deviation of turned features, relative to their largest entry.
 """
 
 import argparse
@@ -28,7 +28,10 @@ def main(arguments=None) -> int:
     parser.add_argument("--images", type=int, default=8, help="of the evaluation split, drawn at random (%(default)s)")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/features.png"))
     options = parser.parse_args(arguments)
-    config, model = loaded(options)
+    if options.config:
+        config, model = configs.load(options.config), saved.load(options.model)
+    else:
+        config, model, _ = checkpoints.load_run(options.model)
     extract = predictions.extractor(model, config.data.mean, config.data.std, config.precision)
     pipeline = loader.evaluate(config.data, batch_size=options.images, seed=config.seed, shuffle=True)
     images = next(iter(pipeline.batches()))["image"]
@@ -40,13 +43,6 @@ def main(arguments=None) -> int:
     draw(images, colours, options.output)
     print(f"picture: {options.output}")
     return 0
-
-
-def loaded(options):
-    if options.config:
-        return configs.load(options.config), saved.load(options.model)
-    config, model, _ = checkpoints.load_run(options.model)
-    return config, model
 
 
 def principal_colours(tokens: np.ndarray) -> tuple[np.ndarray, float]:
@@ -73,8 +69,7 @@ def draw(images: np.ndarray, colours: np.ndarray, output: pathlib.Path) -> None:
     for row, pictures in enumerate(rows):
         for axis, picture in zip(axes[row], pictures, strict=True):
             axis.imshow(picture.squeeze(), cmap="gray", interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
+            axis.set(xticks=[], yticks=[])
     for row, name in enumerate(("image", "features", "turned by 90°", "features")):
         axes[row, 0].set_ylabel(name, fontsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)

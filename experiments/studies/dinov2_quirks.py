@@ -15,10 +15,9 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from equivit.data import loader
-from equivit.training import build, sharding
 from equivit.training import config as configs
-from experiments import findings, flags
+from equivit.training import sharding
+from experiments import compiled_models, findings, flags
 
 BASE = ["batch_size=16", "objective.groups=2", "model.drop_path=0.3", "model.drop_path_groups=2"]
 BASE += ["objective.prototypes_start=0", "objective.fixed_gains=False"]
@@ -45,8 +44,7 @@ FAMILIES = {"plain": EVERY | PLAIN, "H8": EVERY | OCTIC, "I8": EVERY | OCTIC}
 def main(arguments=None) -> int:
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("--source", default="synthetic", help="of the images (%(default)s)")
-    known = flags.one_of(list(FAMILIES))
-    parser.add_argument("--families", default=["plain", "I8"], type=known, help="(plain,I8)")
+    parser.add_argument("--families", default=["plain", "I8"], type=flags.one_of(list(FAMILIES)), help="(plain,I8)")
     options = parser.parse_args(arguments)
     found = {family: quirks(family, options.source) for family in options.families}
     results = dict(source=pathlib.PurePath(options.source).name, base=BASE, families=found)
@@ -70,18 +68,12 @@ def quirks(family: str, source: str) -> list[dict]:
 
 def step(family: str, texts: list[str]) -> tuple[dict[str, np.ndarray], dict]:
     """The movement of each parameter in one step, and the metrics."""
-    config = configs.load(f"configs/dinov2.py:small,{family}", texts).unlock()
-    objective = build.make_objective(config)
-    options = dict(batch_size=config.batch_size, seed=config.seed, entries=objective.entries)
-    pipeline = loader.train(config.data, **options, transform=objective.transform_of(config))
-    config.model.in_channels = pipeline.channels
-    batch = next(iter(pipeline.batches()))
+    config = configs.load(f"configs/dinov2.py:small,{family}", texts)
     mesh = sharding.create_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        run = build.make_program(config, mesh, total=100, per_epoch=10)
-        state = run.init({})
+        run, state, batch = compiled_models.first_step(config, mesh)
         before = jax.device_get(state.trainable)
-        state, metrics = run.step(state, sharding.to_global(mesh, batch))
+        state, metrics = run.step(state, batch)
         after, metrics = jax.device_get((state.trainable, metrics))
     return {name: after[name] - before[name] for name in after}, metrics
 

@@ -28,27 +28,17 @@ from experiments.findings import Claim
 from experiments.studies import several_seeds
 
 FAMILIES = ("plain", "H8", "I8")
-SETS = {
-    "blood_cells": ["data.train_examples=None"],
-    "cifar10": [
-        *(f"{key}=(32,32)" for key in ("data.image_size", "model.image_size")),
-        "data.views.local_size=(16,16)",
-        "data.augment.octic=False",
-        "model.patch_size=4",
-        *several_seeds.CIFAR10,
-    ],
-}
-BEGUN = "begun.json"  # in the directory of a run: its network at the start
+CIFAR10 = ["data.image_size=(32,32)", "model.image_size=(32,32)", "model.patch_size=4"]
+CIFAR10 += ["data.views.local_size=(16,16)", "data.augment.octic=False", *several_seeds.CIFAR10]
+SETS = {"blood_cells": ["data.train_examples=None"], "cifar10": CIFAR10}
+ENTROPIES = ("classes/rows", "classes/mean", "patches/rows", "patches/mean")
 FIGURES = ("knn/top1", "linear_probe/top1", "knn/accuracy_mean", "linear_probe/accuracy_mean", "knn/consistency")
 
 
 def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
-    parser.set_defaults(entry=None)
-    parser.add_argument("--data", choices=SETS, required=True, help="the default entry of the JSON file")
     parser.add_argument("--rows", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
-    options = parser.parse_args(arguments)
-    options.entry = options.entry or options.data
+    options = several_seeds.parse(parser, arguments, SETS)
     rows = {row: runs(row, options) for row in options.rows}
     pixels = by_pixels(config_of(options.rows[0], options))
     claims = show(options.data, rows, pixels)
@@ -58,7 +48,7 @@ def main(arguments=None) -> int:
 
 def config_of(family, options, seed=0):
     texts = [*SETS[options.data], "log.tensorboard=False", f"seed={seed}", *options.override]
-    texts += [f"data.source={options.source}"] if options.source else []
+    texts += several_seeds.source(options)
     texts += [f"epochs={options.epochs}"] if options.epochs else []
     return configs.load(f"configs/dinov2.py:small,{family}", texts)
 
@@ -75,8 +65,7 @@ def runs(family, options) -> dict[str, list]:
         last = [json.loads(line) for line in lines if "classes/rows" in line][-1]
         row = {f"start {figure}": before[figure] for figure in FIGURES}
         row |= {figure: after[f"eval/{figure}"] for figure in FIGURES}
-        row |= {key: last[key] for key in ("classes/rows", "classes/mean", "patches/rows", "patches/mean")}
-        found.append(row)
+        found.append(row | {key: last[key] for key in ENTROPIES})
     return {key: [row[key] for row in found] for key in found[0]}
 
 
@@ -84,9 +73,7 @@ def at_start(config, place) -> dict[str, float]:
     """The scores of frozen features before training, cached beside the run."""
 
     def evaluate():
-        started = config.copy_and_resolve_references().unlock()
-        pipeline = loader.evaluate(started.data, batch_size=started.batch_size, seed=started.seed)
-        started.model.in_channels = pipeline.channels
+        started = loader.complete(config, loader.evaluate(config.data, batch_size=config.batch_size))
         mesh = sharding.create_mesh(started.mesh)
         with jax.set_mesh(mesh):
             run = build.make_program(started, mesh, total=100, per_epoch=10)
@@ -95,25 +82,16 @@ def at_start(config, place) -> dict[str, float]:
         jax.clear_caches()
         return results
 
-    return findings.cached(place.with_name(f"{place.name}_{BEGUN}"), evaluate)
+    return findings.cached(place.with_name(f"{place.name}_begun.json"), evaluate)
 
 
 def by_pixels(config) -> float:
     """Accuracy of 20 nearest neighbours by the pixels of the images, centred, by cosine."""
-    parts = []
-    for split in (config.data.split, config.data.eval_split):
-        data = config.data.copy_and_resolve_references().unlock()
-        data.update(eval_split=split, eval_examples=data.train_examples if split == data.split else data.eval_examples)
-        batches = loader.evaluate(data, batch_size=config.batch_size, seed=config.seed).batches()
-        kept = [
-            (batch["image"][real], batch["label"][real]) for batch in batches if (real := batch["weight"] > 0).any()
-        ]
-        images, labels = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
-        parts.append((images.reshape(len(images), -1).astype(np.float32), labels))
-    (keys, classes), (queries, wanted) = parts
-    number, mean = 1 + int(classes.max()), keys.mean(0)
-    best = Neighbours(keys - mean, classes, num_classes=number, ks=(20,)).best(queries - mean)
-    return float((best[0, :, 0] == wanted).mean())
+    known, asked = (several_seeds.decoded(config.data, split) for split in (config.data.split, config.data.eval_split))
+    keys, queries = (part["image"].reshape(len(part["image"]), -1).astype(np.float32) for part in (known, asked))
+    number, mean = 1 + int(known["label"].max()), keys.mean(0)
+    best = Neighbours(keys - mean, known["label"], num_classes=number, ks=(20,)).best(queries - mean)
+    return float((best[0, :, 0] == asked["label"]).mean())
 
 
 def show(name, rows, pixels) -> list[Claim]:
@@ -127,7 +105,8 @@ def show(name, rows, pixels) -> list[Claim]:
         for figure, least in (("linear_probe/top1", 0.05), ("knn/top1", 0.0)):
             gain = several_seeds.difference(found[figure], found[f"start {figure}"])
             print(f"{row}, {figure}, end - start: {several_seeds.verdict(**gain)}")
-            spread = max(map(_deviation, (found[figure], found[f"start {figure}"])))
+            values = [found[figure], found[f"start {figure}"]]
+            spread = max(statistics.stdev(one) if len(one) > 1 else 0.0 for one in values)
             text = f"{name}, {row}: gain of {figure} over the start"
             judged = name == "blood_cells" and len(found[figure]) > 1
             claims.append(Claim(text, gain["gap"], at_least=max(least, spread), judged=judged))
@@ -136,17 +115,6 @@ def show(name, rows, pixels) -> list[Claim]:
     return claims
 
 
-def _deviation(values):
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-COLUMNS = {
-    "start linear_probe/top1": "probe at start",
-    "linear_probe/top1": "probe",
-    "start knn/top1": "k-NN at start",
-    "knn/top1": "k-NN",
-    "knn/accuracy_mean": "k-NN, eight",
-    "knn/consistency": "same in eight",
-    "classes/rows": "entropy, rows",
-    "classes/mean": "entropy, mean",
-}
+COLUMNS = {"start linear_probe/top1": "probe at start", "linear_probe/top1": "probe", "start knn/top1": "k-NN at start"}
+COLUMNS |= {"knn/top1": "k-NN", "knn/accuracy_mean": "k-NN, eight", "knn/consistency": "same in eight"}
+COLUMNS |= {"classes/rows": "entropy, rows", "classes/mean": "entropy, mean"}

@@ -16,14 +16,7 @@ from equivit import models, testing
 from experiments import findings, flags
 from experiments.findings import Claim
 
-FAMILIES = {
-    "H8": "octic_vit",
-    "I8": "octic_vit",
-    "D8": "octic_vit",
-    "H2": "flip_vit",
-    "I2": "flip_vit",
-    "D2": "flip_vit",
-}
+FAMILIES = dict.fromkeys(("H8", "I8", "D8"), "octic_vit") | dict.fromkeys(("H2", "I2", "D2"), "flip_vit")
 DTYPES = ("float64", "float32", "bfloat16")
 LIMITS = {"float64": 1e-10, "float32": 1e-5}
 ANY = 1e6  # tolerance: deviations are returned, not judged
@@ -38,11 +31,10 @@ def main(arguments=None) -> int:
         for family, name in FAMILIES.items():
             errors = {dtype: max(error(family, name, dtype, size) for size in SIZES) for dtype in DTYPES}
             rows.append(dict(family=family, measured="field" if family[0] == "H" else "logits", **errors))
-            claims += [
-                Claim(f"{family}, {dtype}: deviation", errors[dtype], at_most=most) for dtype, most in LIMITS.items()
-            ]
-    shown = [{**row, **{dtype: f"{row[dtype]:.1e}" for dtype in DTYPES}} for row in rows]
-    print(findings.table(shown, dict(family="family", measured="measured") | {dtype: dtype for dtype in DTYPES}))
+            for dtype, most in LIMITS.items():
+                claims.append(Claim(f"{family}, {dtype}: deviation", errors[dtype], at_most=most))
+    shown = [row | {dtype: f"{row[dtype]:.1e}" for dtype in DTYPES} for row in rows]
+    print(findings.table(shown, {name: name for name in ("family", "measured", *DTYPES)}))
     return findings.finish(options, dict(rows=rows), claims)
 
 
@@ -52,9 +44,8 @@ def error(family: str, name: str, dtype: str, size: tuple[int, int]) -> float:
     group, grid = model.config.group, (size[0] // 4, size[1] // 4)
     if family[0] != "H":
         return testing.assert_equivariant(lambda x: logits(model, x), group, images, tol=ANY)
-    return testing.assert_equivariant(
-        lambda x: field(model, x), group, images, output="field", prefix=3, output_grid=grid, tol=ANY
-    )
+    output = dict(output="field", prefix=3, output_grid=grid)
+    return testing.assert_equivariant(lambda x: field(model, x), group, images, **output, tol=ANY)
 
 
 @functools.cache

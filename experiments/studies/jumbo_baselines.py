@@ -5,17 +5,14 @@
 
 10,000 images; models of 9 to 19 million multiply-adds; one untuned learning rate, no distillation.  jumbo and registers
 are ViTs of width 64 with four blocks and patches of 8, with a Jumbo token of J = 6, or a class token and 5 registers;
-bixt has the same width, depth and patches, and 16 latents; MobileNetV4 conv-small, SHViT S1 and EfficientViT-B0 are
-unchanged.
+bixt has the same width, depth and patches, and 16 latents; the other models are unchanged.
 
 By one rule every model gets --epochs epochs, by the other the time that jumbo takes for them: the steps that fit, by
 step times measured in turn.  The plan is kept in --workdir; with --plan it is printed only.  The paper's comparison is
 on ImageNet-1k (Figure 4).
 """
 
-import json
 import pathlib
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -52,13 +49,17 @@ COLUMNS |= {f"{rule}, epochs": f"epochs, {rule}" for rule in RULES}
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    plan = planned(options)
+    settings = dict(epochs=options.epochs, override=options.override, models={m: MODELS[m] for m in options.models})
+    plan = several_seeds.planned(options.workdir / "plan.json", settings, lambda: planned(options))
     announce(plan, options)
     if options.plan:
         return 0
     rows = {name: row(name, plan[name], options) for name in options.models}
     gains = gains_of(rows)
-    shown = {name: {**found, **in_units(found)} for name, found in rows.items()}
+    shown = {}
+    for name, found in rows.items():
+        units = dict(macs=found["macs"] / 1e6, parameters=found["parameters"] / 1e6, step=1e3 * found["step_seconds"])
+        shown[name] = found | units
     several_seeds.show(shown, {rule: f"{rule}, %" for rule in RULES}, gains, COLUMNS)
     draw(rows, findings.picture(options))
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], models=MODELS)
@@ -78,9 +79,9 @@ def _options(arguments):
 
 
 def config_of(name: str, options, *, steps: int = 100, seed: int = 0) -> ConfigDict:
-    source = [f"data.source={options.source}"] if options.source else []
     length = [f"steps={steps}", "epochs=None", "schedule.warmup_epochs=None", f"schedule.warmup_steps={steps // 10}"]
-    config = configs.load("configs/cifar.py:10,plain", [*SHARED, *source, *length, f"seed={seed}"])
+    texts = [*SHARED, *several_seeds.source(options), *length, f"seed={seed}"]
+    config = configs.load("configs/cifar.py:10,plain", texts)
     with config.unlocked():
         config.model = ConfigDict(dict(MODELS[name], **IMAGES))
         for text in options.override:
@@ -90,30 +91,21 @@ def config_of(name: str, options, *, steps: int = 100, seed: int = 0) -> ConfigD
 
 
 def planned(options) -> dict[str, dict[str, Any]]:
-    """Costs, times and steps of each model, from the plan file if there is one."""
-    path = options.workdir / "plan.json"
-    settings = dict(epochs=options.epochs, override=options.override, models={m: MODELS[m] for m in options.models})
-    settings = json.loads(json.dumps(settings))
-    if path.is_file():
-        kept = json.loads(path.read_text())
-        if kept["settings"] != settings:
-            raise SystemExit(f"{path} is the plan of other models or epochs; give another --workdir.")
-        return kept["plan"]
-    costs = {name: measured(name, options) for name in options.models}
-    seconds = times(options)
-    found = {name: {**costs[name], **seconds[name]} for name in options.models}
-    plan = {name: {**one, "steps": steps_of(name, found, options)} for name, one in found.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(settings=settings, plan=plan), indent=1) + "\n")
+    """Costs and times of each model, and its steps by each rule."""
+    costs, seconds = {name: measured(name, options) for name in options.models}, times(options)
+    equal = round(options.epochs * costs[FIRST]["epoch"])
+    plan = {}
+    for name, own in seconds.items():
+        fitting = max(1, round(equal * seconds[FIRST]["step_seconds"] / own["step_seconds"]))
+        plan[name] = costs[name] | own | dict(steps=dict(zip(RULES, (equal, fitting), strict=True)))
     return plan
 
 
 def measured(name: str, options) -> dict[str, float]:
     """Multiply-adds and parameters, and the steps of an epoch."""
-    config = config_of(name, options)
-    config.unlock().model.in_channels = 3
-    counted = summarize.counts(config)
-    epoch = config.data.train_examples // config.batch_size
+    config = config_of(name, options).unlock()
+    config.model.in_channels = 3
+    counted, epoch = summarize.counts(config), config.data.train_examples // config.batch_size
     return dict(macs=counted["macs"], parameters=counted["parameters"], epoch=epoch)
 
 
@@ -121,25 +113,13 @@ def times(options) -> dict[str, dict[str, float]]:
     """Seconds of a training step, and images per second of a forward pass, of all models in turn."""
     steps, forwards = {}, {}
     for name in options.models:
-        config = config_of(name, options)
-        config.unlock().model.in_channels = 3
-        model = dict(config.model)
+        config = config_of(name, options).unlock()
+        config.model.in_channels = 3
         steps[name] = compiled_models.training_step(config).start()
-        forwards[name] = compiled_models.forward(
-            batch=config.batch_size, precision="float32", folded=True, **model
-        ).start()
-    step = timing.medians(timing.interleaved(steps, **ROUNDS))
-    forward = timing.medians(timing.interleaved(forwards, **ROUNDS))
-    batch = config_of(FIRST, options).batch_size
-    return {name: dict(step_seconds=step[name], speed=batch / forward[name]) for name in steps}
-
-
-def steps_of(name: str, found: Mapping[str, Mapping[str, float]], options) -> dict[str, int]:
-    """The steps of a model by each rule."""
-    first, one = found[FIRST], found[name]
-    equal = round(options.epochs * first["epoch"])
-    fitting = round(equal * first["step_seconds"] / one["step_seconds"])
-    return dict(zip(RULES, (equal, max(1, fitting)), strict=True))
+        forward = dict(config.model, batch=config.batch_size, precision="float32", folded=True)
+        forwards[name] = compiled_models.forward(**forward).start()
+    step, forward = (timing.medians(timing.interleaved(calls, **ROUNDS)) for calls in (steps, forwards))
+    return {name: dict(step_seconds=step[name], speed=config.batch_size / forward[name]) for name in steps}
 
 
 def announce(plan: Mapping[str, Mapping[str, Any]], options) -> None:
@@ -147,11 +127,9 @@ def announce(plan: Mapping[str, Mapping[str, Any]], options) -> None:
     total = 0.0
     for name, one in plan.items():
         for rule, steps in one["steps"].items():
-            minutes = steps * one["step_seconds"] / 60
+            minutes, epochs = steps * one["step_seconds"] / 60, steps / one["epoch"]
             total += minutes * len(options.seeds) * (rule == RULES[0] or name != FIRST)
-            print(
-                f"{name}, {rule}: {steps} steps, {steps / one['epoch']:.1f} epochs, about {minutes:.1f} minutes a seed"
-            )
+            print(f"{name}, {rule}: {steps} steps, {epochs:.1f} epochs, about {minutes:.1f} minutes a seed")
     print(f"about {total:.0f} minutes in all, compiling and evaluation not counted", flush=True)
 
 
@@ -159,22 +137,18 @@ def row(name: str, one: Mapping[str, Any], options) -> dict[str, Any]:
     """Costs of a model, and its accuracies by rule, one for each seed."""
     found = {key: value for key, value in one.items() if key != "steps"}
     for rule, steps in one["steps"].items():
-        found[f"{rule}, epochs"] = steps / one["epoch"]
+        found[f"{rule}, epochs"], found[rule] = steps / one["epoch"], []
         if rule == RULES[1] and name == FIRST:
             found[rule] = found[RULES[0]]
-        else:
-            found[rule] = [accuracy(name, rule, steps, seed, options) for seed in options.seeds]
+            continue
+        for seed in options.seeds:
+            place = options.workdir / rule.replace(" ", "_") / name / f"seed_{seed}"
+            start = time.monotonic()
+            accuracy = several_seeds.trained(config_of(name, options, steps=steps, seed=seed), place)[ACCURACY]
+            minutes = (time.monotonic() - start) / 60
+            print(f"{name}, {rule}, seed {seed}: {100 * accuracy:.2f} % in {minutes:.1f} minutes", flush=True)
+            found[rule].append(accuracy)
     return found
-
-
-def accuracy(name: str, rule: str, steps: int, seed: int, options) -> float:
-    """Train or resume a run; its accuracy."""
-    place = options.workdir / rule.replace(" ", "_") / name / f"seed_{seed}"
-    start = time.monotonic()
-    found = several_seeds.trained(config_of(name, options, steps=steps, seed=seed), place)
-    minutes = (time.monotonic() - start) / 60
-    print(f"{name}, {rule}, seed {seed}: {100 * found[ACCURACY]:.2f} % in {minutes:.1f} minutes", flush=True)
-    return found[ACCURACY]
 
 
 def gains_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
@@ -187,24 +161,16 @@ def gains_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
     }
 
 
-def in_units(found: Mapping[str, Any]) -> dict[str, float]:
-    """Costs of a row in the units of the table."""
-    return dict(macs=found["macs"] / 1e6, parameters=found["parameters"] / 1e6, step=1e3 * found["step_seconds"])
-
-
 def draw(rows: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
     """Accuracy over throughput, a panel for each rule; plain ViTs are red, others blue, as in the paper's figures."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     markers = dict(zip(MODELS, "o^sDvP", strict=True))
     for axes, rule in zip(figure.subplots(1, len(RULES), sharey=True), RULES, strict=True):
         for name, found in rows.items():
-            values = [100 * value for value in found[rule]]
-            spread = statistics.stdev(values) if len(values) > 1 else 0
-            style = dict(color="tab:red" if name in ("jumbo", "registers") else "tab:blue", marker=markers[name])
-            axes.errorbar(found["speed"], statistics.fmean(values), yerr=spread, label=name, capsize=3, ls="", **style)
+            color = "tab:red" if name in ("jumbo", "registers") else "tab:blue"
+            several_seeds.errorbar(axes, found["speed"], found[rule], color=color, marker=markers[name], label=name)
         axes.set(title=rule, xlabel="images per second, forward", xscale="log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=StrMethodFormatter("{x:,.0f}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("test accuracy, %")

@@ -12,7 +12,7 @@ The second command compares H8 models: without a Jumbo token, with a steerable o
 from experiments import findings, flags
 from experiments.studies import several_seeds
 
-HEADS = {64: 2, 96: 3, 128: 4, 192: 3}  # as in Pico, Nano and Tiny
+HEADS = {"64": 2, "96": 3, "128": 4, "192": 3}  # by width, as in Pico, Nano and Tiny
 REFERENCES = {"jumbo": ("plain", "registers"), "registers": ("plain",)}
 REFERENCES |= {"steerable": ("octic",), "invariant": ("octic", "steerable")}
 MODELS = {
@@ -28,28 +28,22 @@ ACCURACY = "eval/accuracy/top1"
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    parser = several_seeds.parser(__doc__, __file__)
+    parser.add_argument("--models", default=["plain", "registers", "jumbo"], type=flags.one_of(list(MODELS)))
+    parser.add_argument("--widths", default=["96", "128", "192"], type=flags.one_of(list(HEADS)))
+    options = parser.parse_args(arguments)
     rows = {}
     for width in options.widths:
-        size = [f"model.width={width}", f"model.num_heads={HEADS[int(width)]}", *SHAPE]
+        size = [f"model.width={width}", f"model.num_heads={HEADS[width]}", *SHAPE]
         for model in options.models:
             overrides = [*size, *MODELS[model], *several_seeds.SMALL, *several_seeds.CIFAR10]
             found = several_seeds.aggregate(options, "configs/cifar.py:10,plain", overrides, f"{model}_{width}")
             rows[f"{model} {width}"] = found
     gains = gains_of(rows)
-    several_seeds.show({name: {"top1": row[ACCURACY]["values"]} for name, row in rows.items()}, COLUMNS, gains)
+    shown = {name: {"top1": row[ACCURACY]["values"]} for name, row in rows.items()}
+    several_seeds.show(shown, dict(top1="top-1, %"), gains)
     findings.write(options, dict(data="cifar10", rows=rows, gains=gains))
     return 0
-
-
-COLUMNS = dict(top1="top-1, %")
-
-
-def _options(arguments):
-    parser = several_seeds.parser(__doc__, __file__)
-    parser.add_argument("--models", default=["plain", "registers", "jumbo"], type=flags.one_of(list(MODELS)))
-    parser.add_argument("--widths", default=["96", "128", "192"], type=flags.one_of(list(map(str, HEADS))))
-    return parser.parse_args(arguments)
 
 
 def gains_of(rows) -> dict[str, dict]:

@@ -2,34 +2,29 @@
 
     python -m experiments studies.octic_equal_compute --blood_cells=npz:pbc_wbc96.npz --cifar10=npz:cifar10.npz
 
-At equal width an octic model does less arithmetic (`octic_small_images.py`).  Here a plain ViT sets two budgets:
-
-- equal multiply-adds: of all matrix products of a forward pass;
-- equal step time: of a training step on this machine, measured in turn with the plain one in one process.
+At equal width an octic model does less arithmetic (`octic_small_images.py`).  Here a plain ViT sets two budgets: the
+multiply-adds of a forward pass, and the time of a training step on this machine, measured in turn in one process.
 
 Each octic model gets the legal width that is nearest to a budget, a multiple of 8 with heads of 16 to 64 channels.
 Each model gets the learning rate, of three, with the best accuracy on a held-out fifth of the training images, for one
 seed; it is then trained on all training images with three seeds.  All runs are equally long.  "Late fall" is the share
-of the fall of the training loss in the last tenth of the steps.  --plan measures and prints the plan, and trains
-nothing.
+of the fall of the training loss in the last tenth of the steps.  --plan measures and prints the plan alone.
 """
 
 import argparse
 import functools
 import json
 import math
-import os
 import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from equivit import summarize, train
+from equivit import files, summarize
 from equivit.data import loader
 from equivit.training import config as configs
 from equivit.training import loop
@@ -38,23 +33,10 @@ from experiments.studies import several_seeds
 
 # 17 tokens, and so few images that two hours on two cores are a dozen epochs of each run.  Mirrored and shifted images
 # for every model: as on CIFAR, nothing is turned in training.
-DATA = {
-    "blood_cells": [
-        "data.image_size=(48,48)",
-        "model.image_size=(48,48)",
-        "model.patch_size=12",
-        "model.num_classes=8",
-    ],
-    "cifar10": ["model.patch_size=8", "data.eval_examples=2000"],
-}
-SHARED = [
-    "data.train_examples=5000",
-    "model.depth=4",
-    "model.layer_scale=0.1",
-    "schedule.min_lr=0.0",
-    "checkpoint.every_seconds=60",
-]
-SHARED += [*several_seeds.SMALL, *several_seeds.QUIET]
+CELLS = ["data.image_size=(48,48)", "model.image_size=(48,48)", "model.patch_size=12", "model.num_classes=8"]
+DATA = {"blood_cells": CELLS, "cifar10": ["model.patch_size=8", "data.eval_examples=2000"]}
+SHARED = ["data.train_examples=5000", "model.depth=4", "model.layer_scale=0.1", "schedule.min_lr=0.0"]
+SHARED += ["checkpoint.every_seconds=60", *several_seeds.SMALL, *several_seeds.QUIET]
 FAMILIES = ("H8", "I8", "D8")
 RULES = ("multiply-adds", "step time")  # the two budgets
 LEGAL = range(8, 1025, 8)  # 8 is the order of the group
@@ -62,6 +44,13 @@ HEAD = 32  # channels of a head, within a factor of two
 HELD_OUT = 0.2  # of the training images
 FLAT = 0.02  # of the fall of the training loss, at most, in the last tenth of the steps
 ROUNDS = dict(warmup=3, runs=25)
+FIGURES = dict(upright="eval/orientation/upright", eight="eval/orientation/accuracy_mean")
+FIGURES |= dict(constant="eval/orientation/consistency")
+PLAN = dict(model="model", width="width", heads="heads", macs="M multiply-adds", macs_ratio="of plain's")
+PLAN |= dict(milliseconds="ms a step", time_ratio="of plain's")
+COLUMNS = dict(data="data", model="model", width="width", macs="multiply-adds", time="step time", rate="rate")
+COLUMNS |= dict(upright="upright, %", eight="eight orientations, %", constant="never changes, %", flat="late fall, %")
+COLUMNS |= dict(notes="")
 
 
 class Model(NamedTuple):
@@ -77,12 +66,14 @@ class Model(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    planned = {name: _planned(name, options) for name in DATA if getattr(options, name)}
+    plans = {name: planned(name, options) for name in DATA if getattr(options, name)}
     if options.plan:
         return 0
     rows = []
-    for name, plan in planned.items():
+    for name, plan in plans.items():
         data = options.workdir / name / "images.npz"
+        if not data.is_file():
+            prepare(_config(name, Model("plain", options.width), options).data, data)
         rows += [_row(name, Model(*entry["model"]), entry, data, options) for entry in plan]
         show(rows, options)
     return 0
@@ -115,17 +106,20 @@ def nearest(widths: Sequence[int], cost: Callable[[int], float]) -> int:
 def chosen(name: str, options: argparse.Namespace) -> list[Model]:
     """The plain model, and the models of each family as wide as its multiply-adds, or its step time, allow."""
     plain = Model("plain", options.width)
-    macs = functools.cache(lambda family, width: _counts(name, Model(family, width), options)["macs"])
-    budget = macs(*plain[:2])
+    budget = _counts(name, plain, options)["macs"]
     models = [plain]
     call = compiled_models.training_step(_config(name, plain, options)).start()
     for family in options.families:
-        widths = legal(options.width / 2, 3 * options.width)
-        width = nearest(widths, lambda width, family=family: macs(family, width) / budget)
-        models.append(Model(family, width, RULES[0]))
-        widths = legal(options.width / 2, 1.25 * width)
-        width = nearest(widths, lambda width, family=family: step_ratio(name, Model(family, width), call, options))
-        models.append(Model(family, width, RULES[1]))
+
+        def macs_ratio(width, family=family):
+            return _counts(name, Model(family, width), options)["macs"] / budget
+
+        def time_ratio(width, family=family):
+            return step_ratio(name, Model(family, width), call, options)
+
+        width = nearest(legal(options.width / 2, 3 * options.width), macs_ratio)
+        narrower = nearest(legal(options.width / 2, 1.25 * width), time_ratio)
+        models += [Model(family, width, RULES[0]), Model(family, narrower, RULES[1])]
     return models
 
 
@@ -139,51 +133,40 @@ def step_ratio(name: str, model: Model, plain: Callable, options: argparse.Names
 # ---- The plan
 
 
-def _planned(name: str, options: argparse.Namespace) -> list[dict]:
+def planned(name: str, options: argparse.Namespace) -> list[dict]:
     """The runs on a data set: each model with its costs.  Cached, because step times are measured once."""
-    directory = options.workdir / name
     settings = {key: getattr(options, key) for key in ("width", "families", "steps", "rates", "override")}
     settings |= dict(source=getattr(options, name), chosen_by_seed=options.seeds[0], shared=SHARED, data=DATA[name])
-    path = directory / "plan.json"
-    known = json.loads(path.read_text()) if path.is_file() else None
-    if known and (other := sorted(key for key in settings if settings[key] != known["settings"].get(key))):
-        changes = ", ".join(f"{key}={known['settings'].get(key)!r}" for key in other)
-        raise ValueError(
-            f"--workdir={options.workdir}: runs in {directory} were begun with {changes}; give the same again, or "
-            "another --workdir."
-        )
-    entries = known["models"] if known else measured(name, chosen(name, options), options)
-    _print_plan(name, entries, options)
-    if not known and not options.plan:
-        prepare(_config(name, Model("plain", options.width), options).data, directory / "images.npz")
-        path.write_text(json.dumps(dict(settings=settings, models=entries), indent=1) + "\n")
+    path, compute = options.workdir / name / "plan.json", lambda: measured(name, chosen(name, options), options)
+    entries = several_seeds.planned(path, settings, compute, keep=not options.plan)
+    rows = []
+    for entry in entries:
+        model = Model(*entry["model"])
+        own = dict(model=str(model), width=model.width, macs=entry["macs"] / 1e6)
+        rows.append(entry | own | dict(milliseconds=1e3 * entry["step_seconds"]))
+    print(f"{name}: {options.steps} steps a run; learning rates {options.rates}, then seeds {options.seeds}")
+    print(findings.table(rows, PLAN))
+    fixed, one = (estimate(entries, options, steps) for steps in (0, 1))
+    hour = max(0, int((3600 - fixed) / (one - fixed)))
+    print(f"{name}: about {estimate(entries, options, options.steps) / 60:.0f} minutes", end="; ")
+    print(f"an hour is enough for --steps={hour}", flush=True)
     return entries
 
 
 def measured(name: str, models: Sequence[Model], options: argparse.Namespace) -> list[dict]:
     """The costs of each model; all step times are of the same rounds."""
-    calls, compile_seconds = {}, {}
+    calls, entries = {}, []
     for model in models:
         begin = time.perf_counter()
-        calls[model] = compiled_models.training_step(_config(name, model, options)).start()
-        compile_seconds[model] = time.perf_counter() - begin
-    seconds = timing.medians(timing.interleaved({str(m): call for m, call in calls.items()}, **ROUNDS))
-    counts = {model: _counts(name, model, options) for model in models}
-    plain = models[0]
-    return [
-        dict(
-            model=list(model),
-            heads=heads_of(model.width),
-            parameters=counts[model]["parameters"],
-            macs=counts[model]["macs"],
-            macs_ratio=counts[model]["macs"] / counts[plain]["macs"],
-            fvcore=counts[model]["fvcore"],
-            step_seconds=seconds[str(model)],
-            time_ratio=seconds[str(model)] / seconds[str(plain)],
-            compile_seconds=compile_seconds[model],
-        )
-        for model in models
-    ]
+        calls[str(model)] = compiled_models.training_step(_config(name, model, options)).start()
+        compile_seconds, counted = time.perf_counter() - begin, _counts(name, model, options)
+        entry = {key: counted[key] for key in ("parameters", "macs", "fvcore")} | dict(compile_seconds=compile_seconds)
+        entries.append(dict(model=list(model), heads=heads_of(model.width), **entry))
+    seconds = timing.medians(timing.interleaved(calls, **ROUNDS))
+    plain, plain_seconds = entries[0], seconds[str(models[0])]
+    for entry, step in zip(entries, seconds.values(), strict=True):
+        entry |= dict(step_seconds=step, time_ratio=step / plain_seconds, macs_ratio=entry["macs"] / plain["macs"])
+    return entries
 
 
 def estimate(entries: Iterable[Mapping], options: argparse.Namespace, steps: int) -> float:
@@ -191,25 +174,6 @@ def estimate(entries: Iterable[Mapping], options: argparse.Namespace, steps: int
     runs = {tuple(entry["model"][:2]): entry for entry in entries}  # models of the same width are trained once
     each = [2 * entry["compile_seconds"] + steps * entry["step_seconds"] for entry in runs.values()]
     return sum(each) * (len(options.seeds) + (len(options.rates) if len(options.rates) > 1 else 0))
-
-
-def _print_plan(name, entries, options):
-    columns = dict(
-        model="model", width="width", heads="heads", macs="M multiply-adds", macs_ratio="of plain's",
-        milliseconds="ms a step", time_ratio="of plain's",
-    )  # fmt: skip
-    rows = [
-        entry
-        | dict(model=str(Model(*entry["model"])), width=entry["model"][1])
-        | dict(macs=entry["macs"] / 1e6, milliseconds=1e3 * entry["step_seconds"])
-        for entry in entries
-    ]
-    print(f"{name}: {options.steps} steps a run; learning rates {options.rates}, then seeds {options.seeds}")
-    print(findings.table(rows, columns))
-    slope = estimate(entries, options, steps=1) - (fixed := estimate(entries, options, steps=0))
-    hour = max(0, int((3600 - fixed) / slope))
-    print(f"{name}: about {estimate(entries, options, options.steps) / 60:.0f} minutes", end="; ")
-    print(f"an hour is enough for --steps={hour}", flush=True)
 
 
 # ---- Runs
@@ -220,22 +184,15 @@ def prepare(data, path: pathlib.Path) -> None:
 
     Splits: "train" is "fit" and "held_out" together; "test".
     """
-    arrays = {}
-    for split, into in ((data.split, "train"), (data.eval_split, "test")):
-        pipeline = loader.evaluate(data, batch_size=64, split=split)
-        batches = list(pipeline.batches())
-        real = np.concatenate([batch["weight"] for batch in batches]) > 0  # others are padding or unreadable
-        for kind in ("image", "label"):
-            arrays[f"{into}_{kind}"] = np.concatenate([batch[kind] for batch in batches])[real]
-        arrays["classes"] = np.array(pipeline.source.classes)
-    order = np.random.default_rng(0).permutation(len(arrays["train_label"]))
+    splits = {"train": several_seeds.decoded(data, data.split), "test": several_seeds.decoded(data, data.eval_split)}
+    order = np.random.default_rng(0).permutation(len(splits["train"]["label"]))
     held_out = round(HELD_OUT * len(order))
     for into, rows in (("held_out", order[:held_out]), ("fit", order[held_out:])):
-        arrays |= {f"{into}_{kind}": arrays[f"train_{kind}"][np.sort(rows)] for kind in ("image", "label")}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(".half.npz")
-    np.savez(half, **arrays)
-    os.replace(half, path)
+        splits[into] = {kind: array[np.sort(rows)] for kind, array in splits["train"].items()}
+    arrays = {f"{split}_{kind}": array for split, kinds in splits.items() for kind, array in kinds.items()}
+    classes = loader.evaluate(data, batch_size=1).source.classes
+    with files.replacing(path) as unfinished:
+        np.savez(unfinished, classes=np.array(classes), **arrays)
 
 
 def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argparse.Namespace) -> dict:
@@ -255,30 +212,20 @@ def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argp
     rate = best(held_out) if held_out else options.rates[0]
     reports = [run(rate, seed, "data.split=train", "evaluation.suite=('orientation',)") for seed in options.seeds]
     done = [report for report in reports if report is not None]
-    figures = {
-        key: [report[f"eval/orientation/{figure}"] for report in done]
-        for key, figure in dict(upright="upright", eight="accuracy_mean", constant="consistency").items()
-    }
-    costs = {key: value for key, value in entry.items() if key != "model"}
-    row = dict(data=name, model=str(model), family=model.family, rule=model.rule, width=model.width, **costs)
-    row |= dict(rate=rate, held_out=held_out, diverged=len(reports) - len(done), **figures)
+    row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=held_out)
+    row |= dict(diverged=len(reports) - len(done), **several_seeds.by_seed(done, FIGURES))
     return row | dict(late_fall=[late_fall(report["losses"]) for report in done])
 
 
 def trained(config, workdir: pathlib.Path) -> dict | None:
     """The final figures of a run and its training losses; None if it diverged."""
-    path = workdir / "report.json"
-    if not path.is_file():
-        try:
-            if train.train(config, workdir) is None:
-                raise SystemExit("stopped by SIGTERM; the same command resumes")
-        except loop.NotFiniteError as error:
-            print(error)
-            return None
-        finally:
-            jax.clear_caches()  # a run compiles programs of its own
+    try:
+        report = several_seeds.trained(config, workdir)
+    except loop.NotFiniteError as error:
+        print(error)
+        return None
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return json.loads(path.read_text()) | {"losses": [line["loss"] for line in lines if "loss" in line]}
+    return report | {"losses": [line["loss"] for line in lines if "loss" in line]}
 
 
 def best(held_out: Mapping[float, float | None]) -> float:
@@ -325,12 +272,6 @@ def show(rows: Sequence[dict], options: argparse.Namespace) -> None:
     findings.write(options, {**about, "rows": rows, "gains": gains})
 
 
-COLUMNS = dict(
-    data="data", model="model", width="width", macs="multiply-adds", time="step time", rate="rate",
-    upright="upright, %", eight="eight orientations, %", constant="never changes, %", flat="late fall, %", notes="",
-)  # fmt: skip
-
-
 def cells(row: Mapping, rates: Sequence[float]) -> dict:
     """A row as text."""
     notes = [f"{row['diverged']} diverged"] if row["diverged"] else []
@@ -348,9 +289,9 @@ def cells(row: Mapping, rates: Sequence[float]) -> dict:
     )
 
 
-def gains_of(rows: Iterable[Mapping]) -> dict[str, dict]:
+def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:
     """The difference of each model to the plain one of the same data, and its standard error."""
-    gains, rows = {}, list(rows)
+    gains = {}
     plain = {row["data"]: row for row in rows if row["rule"] is None}
     for row in rows:
         reference = plain[row["data"]]
@@ -372,11 +313,8 @@ def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
     for name, line in zip(names, panels, strict=True):
         for axes, (key, title) in zip(line, dict(upright="upright", eight="eight orientations").items(), strict=True):
             for row in (row for row in rows if row["data"] == name and row[key]):
-                values = [100 * value for value in row[key]]
-                spread = statistics.stdev(values) if len(values) > 1 else 0
-                style = dict(color=colors[row["family"]], marker=markers[row["rule"]], linestyle="", capsize=3)
-                place = row["macs"] / 1e6, statistics.fmean(values)
-                axes.errorbar(*place, yerr=spread, label=row["model"], markersize=6, **style)
+                style = dict(color=colors[row["family"]], marker=markers[row["rule"]], markersize=6, label=row["model"])
+                several_seeds.errorbar(axes, row["macs"] / 1e6, row[key], **style)
             axes.set(title=f"{name.replace('_', ' ')}, {title}", xlabel="million multiply-adds of an image")
             axes.set_xlim(left=0)
             axes.grid(alpha=0.3)

@@ -11,30 +11,23 @@ from experiments import findings, flags
 from experiments.studies import several_seeds
 
 FAMILIES = ("plain", "H8", "I8", "D8")
+FIGURES = {"upright": "eval/accuracy/top1", "eight orientations": "eval/orientation/accuracy_mean"}
+FIGURES |= {"never changes": "eval/orientation/consistency"}
 # Remat is faster for octic blocks on a CPU, which waits for memory.
 SMALL = ["model.width=64", "model.depth=4", "model.num_heads=2", *several_seeds.SMALL, "model.remat=full"]
+# No canonical orientation: every model is trained with mirrored images only, as on CIFAR.
+CELLS = ["data.image_size=(48,48)", "model.image_size=(48,48)", "model.patch_size=8", "model.num_classes=8"]
 DATA = {
     "digits": ["configs/quickstart.py:{family}"],
     "cifar10": ["configs/cifar.py:10,{family}", *SMALL, *several_seeds.CIFAR10],
-    # No canonical orientation: every model is trained with mirrored images only, as on CIFAR.
-    "blood_cells": [
-        "configs/cifar.py:10,{family}",
-        *SMALL,
-        "data.image_size=(48,48)",
-        "model.image_size=(48,48)",
-        "model.patch_size=8",
-        "model.num_classes=8",
-    ],
+    "blood_cells": ["configs/cifar.py:10,{family}", *SMALL, *CELLS],
 }
 
 
 def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
-    parser.set_defaults(entry=None)
-    parser.add_argument("--data", choices=DATA, required=True, help="the default entry of the JSON file")
     parser.add_argument("--families", default=FAMILIES, type=flags.one_of(FAMILIES))
-    options = parser.parse_args(arguments)
-    options.entry = options.entry or options.data
+    options = several_seeds.parse(parser, arguments, DATA)
     file, *overrides = DATA[options.data]
     rows = {}
     for family in options.families:
@@ -45,16 +38,6 @@ def main(arguments=None) -> int:
     gains = several_seeds.gains(figures, pairs, list(FIGURES)[:2])
     several_seeds.show(figures, {key: f"{key}, %" for key in FIGURES}, gains)
     findings.write(options, dict(data=options.data, rows=rows))
-    return int(not all(_identical(rows[family]) for family in ("I8", "D8") if family in rows))
-
-
-FIGURES = {
-    "upright": "eval/accuracy/top1",
-    "eight orientations": "eval/orientation/accuracy_mean",
-    "never changes": "eval/orientation/consistency",
-}
-
-
-def _identical(row) -> bool:
-    """Whether all images without a tie have one prediction in all eight orientations."""
-    return row["eval/orientation/identical"]["values"] == row["eval/orientation/decided"]["values"]
+    keys = ("eval/orientation/identical", "eval/orientation/decided")  # numbers of images without a tie
+    counts = [[rows[family][key]["values"] for key in keys] for family in ("I8", "D8") if family in rows]
+    return int(any(identical != decided for identical, decided in counts))

@@ -9,13 +9,15 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from equivit import train
+from equivit import files, train
+from equivit.data import loader
 from equivit.training import config as configs
 from experiments import findings, flags
 
@@ -33,25 +35,38 @@ def parser(description: str, script: str) -> argparse.ArgumentParser:
     options.add_argument("--source", help="in place of the config's, such as npz:<file>")
     options.add_argument("--epochs", type=int, help="in place of the config's")
     options.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    options.add_argument("--seeds", default=[0, 1, 2], type=_seeds, help="whole numbers with commas between (0,1,2)")
+    options.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0), help="with commas between (0,1,2)")
     options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs") / pathlib.Path(script).stem)
     return options
 
 
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas between, such as 0,1,2") from None
+def parse(options: argparse.ArgumentParser, arguments: Sequence[str] | None, sets: Iterable[str]) -> argparse.Namespace:
+    """Parse `arguments` with the flag --data, one of `sets`, which is also the default entry of the JSON file."""
+    options.set_defaults(entry=None)
+    options.add_argument("--data", choices=sets, required=True, help="the default entry of the JSON file")
+    parsed = options.parse_args(arguments)
+    parsed.entry = parsed.entry or parsed.data
+    return parsed
 
 
 def reports(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict[int, dict]:
     """Train one variant with every seed, or resume its runs; the final figures by seed."""
-    overrides = [*overrides, *QUIET, *([f"data.source={options.source}"] if options.source else []), *options.override]
+    overrides = [*overrides, *QUIET, *source(options), *options.override]
     return {
         seed: trained(configs.load(file, [*overrides, f"seed={seed}"]), options.workdir / name / f"seed_{seed}")
         for seed in options.seeds
     }
+
+
+def source(options: argparse.Namespace) -> list[str]:
+    """The override of --source."""
+    return [f"data.source={options.source}"] if options.source else []
+
+
+def by_seed(reports: Iterable[Mapping[str, float]], figures: Mapping[str, str]) -> dict[str, list[float]]:
+    """The values of each of `figures`, which has its key in a report, one for each seed."""
+    found = list(reports)
+    return {figure: [one[key] for one in found] for figure, key in figures.items()}
 
 
 def aggregate(options: argparse.Namespace, file: str, overrides: Sequence[str], name: str) -> dict:
@@ -69,9 +84,36 @@ def trained(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
         if all(before.get(key) == value for key, value in configs.flat(configs.plain(config)).items()):
             return json.loads(report.read_text())
     try:
-        return train.train(config, workdir)
+        found = train.train(config, workdir)
     finally:
         jax.clear_caches()  # a run compiles programs of its own
+    if found is None:
+        raise SystemExit("stopped by SIGTERM; the same command resumes")
+    return found
+
+
+def planned(path: pathlib.Path, settings: Mapping[str, Any], compute: Callable[[], Any], *, keep: bool = True) -> Any:
+    """The plan of the runs beside the file `path`: read from it, or computed and, unless `keep` is False, written.
+
+    Raises ValueError when the runs were begun with other settings.
+    """
+    settings = json.loads(json.dumps(settings))
+    known = findings.read_json(path)
+    if known and (other := sorted(key for key in settings if settings[key] != known["settings"].get(key))):
+        changes = ", ".join(f"{key}={known['settings'].get(key)!r}" for key in other)
+        again = f"were begun with {changes}; give the same again, or another --workdir."
+        raise ValueError(f"--workdir: the runs in {path.parent} {again}")
+    plan = known["plan"] if known else json.loads(json.dumps(compute()))
+    if keep and not known:
+        files.write_text(path, json.dumps(dict(settings=settings, plan=plan), indent=1) + "\n")
+    return plan
+
+
+def decoded(data: ConfigDict, split: str) -> dict[str, np.ndarray]:
+    """All images and labels of a split as arrays, "image" and "label"; without padding and unreadable ones."""
+    batches = list(loader.evaluate(data, batch_size=64, split=split).batches())
+    real = np.concatenate([batch["weight"] for batch in batches]) > 0
+    return {kind: np.concatenate([batch[kind] for batch in batches])[real] for kind in ("image", "label")}
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> dict[str, float | None]:
@@ -93,11 +135,27 @@ def gains(rows: Rows, pairs: Iterable[tuple[str, str | None]], figures: Iterable
     }
 
 
+def conclude(
+    options, rows: Rows, columns: Mapping[str, str], pairs: Iterable[tuple], figures: Iterable[str], **settings
+) -> None:
+    """Print the rows, write them, and do both with the `gains` of the pairs in the figures."""
+    gained = gains(rows, pairs, figures)
+    show(rows, columns, gained)
+    findings.write(options, dict(rows=rows, gains=gained, **settings))
+
+
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation (n - 1) in percent."""
     if len(values) < 2:
         return f"{100 * values[0]:.1f}" if values else "-"
     return f"{100 * statistics.fmean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
+
+
+def errorbar(axes, x: float, values: Sequence[float], **style: Any) -> None:
+    """Draw the mean and the standard deviation of accuracies, in percent, at a place."""
+    percent = [100 * value for value in values]
+    error = statistics.stdev(percent) if len(percent) > 1 else 0
+    axes.errorbar(x, statistics.fmean(percent), yerr=error, capsize=3, linestyle="", **style)
 
 
 def verdict(gap: float, standard_error: float | None) -> str:

@@ -5,11 +5,9 @@
 
 The paper "closely follows" PatchTST.  Public PatchTST has batch norms after each branch, residual attention and series
 normalised one by one; ours has layer norms before each branch.  Both are trained plain, with registers and with a Jumbo
-token, by configs/timeseries.py, on six small sets.  A seed changes weights, dropout and the order of series, not the
-validation set.
-
-The JSON file holds the results of all sweeps; missing ones are computed, and the same command resumes.  For each seed
-the script prints mean ranks over the sets and whether their order is the paper's, and differences between models.
+token, by configs/timeseries.py, on six small sets.  A seed changes weights, dropout and the order of series.  The JSON
+file holds the results of all sweeps; missing ones are computed, and the same command resumes.  Printed are, for each
+seed, mean ranks over the sets and whether their order is the paper's, and differences between models.
 """
 
 import itertools
@@ -35,7 +33,13 @@ PAPER = {"best": (2.0, 2.5, 1.5), "mean": (2.9, 2.1, 1.0)}
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    parser = flags.parser(__doc__, __file__)
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/timeseries_public"))
+    parser.add_argument("--directory", help="of the data sets; without it aeon reads them")
+    parser.add_argument("--config", default="configs/timeseries.py:smallest,public")
+    parser.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0))
+    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
+    options = parser.parse_args(arguments)
     sweeps = findings.read(options).get(options.entry, {}).get("sweeps", {})
     found = {seed: _results(options, seed, sweeps) for seed in options.seeds}
     pairs = itertools.product(VARIANTS, KINDS)
@@ -43,18 +47,10 @@ def main(arguments=None) -> int:
     for row in rows:
         print(described(row))
     recipe = next(iter(found.values()))[0]["recipe"]
-    sweeps |= {_place(seed, result): result for seed, results in found.items() for result in results}
+    for seed, results in found.items():
+        for result in results:  # by the name of its file in the --workdir
+            sweeps[f"seed_{seed}/{result['data']}-{result['model']}-{result['patches']}"] = result
     return findings.finish(options, dict(recipe=recipe, seeds=options.seeds, rows=rows, sweeps=sweeps), [])
-
-
-def _options(arguments):
-    parser = flags.parser(__doc__, __file__)
-    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/timeseries_public"))
-    parser.add_argument("--directory", help="of the data sets; without it aeon reads them")
-    parser.add_argument("--config", default="configs/timeseries.py:smallest,public")
-    parser.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0))
-    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    return parser.parse_args(arguments)
 
 
 def _results(options, seed: int, sweeps: dict[str, dict]) -> list[dict]:
@@ -66,11 +62,6 @@ def _results(options, seed: int, sweeps: dict[str, dict]) -> list[dict]:
     changes = [f"seed={seed}", *directory, *options.override]
     config = configs.load(options.config, changes, schema=sweep_config.SCHEMA)
     return sweep.run(config, options.workdir / f"seed_{seed}")
-
-
-def _place(seed: int, result: dict) -> str:
-    """The name of a sweep: its file in the --workdir."""
-    return f"seed_{seed}/{result['data']}-{result['model']}-{result['patches']}"
 
 
 def compared(found: dict[int, list[dict]], variant: str, kind: str) -> dict | None:
@@ -86,18 +77,10 @@ def compared(found: dict[int, list[dict]], variant: str, kind: str) -> dict | No
     ranks = {seed: timeseries.mean_ranks(sets) for seed, sets in tables.items()}
     means = [[statistics.fmean(three) / 100 for three in zip(*sets.values(), strict=True)] for sets in tables.values()]
     accuracy = dict(zip(WORDS, zip(*means, strict=True), strict=True))
-    gains = {}
-    for other in ("plain", "registers"):
-        gains[f"Jumbo - {other}"] = several_seeds.difference(accuracy["Jumbo"], accuracy[other])
-    return dict(
-        variant=variant,
-        kind=kind,
-        sets=sorted({name for name, _ in shared}),
-        ranks=ranks,
-        accuracy=accuracy,
-        as_in_the_paper={seed: order(values) == order(PAPER[kind]) for seed, values in ranks.items()},
-        gains=gains,
-    )
+    row = dict(variant=variant, kind=kind, sets=sorted({name for name, _ in shared}), ranks=ranks, accuracy=accuracy)
+    row["as_in_the_paper"] = {seed: order(values) == order(PAPER[kind]) for seed, values in ranks.items()}
+    differences = {w: several_seeds.difference(accuracy["Jumbo"], accuracy[w]) for w in ("plain", "registers")}
+    return row | dict(gains={f"Jumbo - {other}": gain for other, gain in differences.items()})
 
 
 def _whole(results: list[dict], variant: str, kind: str) -> dict:

@@ -26,5 +26,5 @@ def test_a_script_says_in_one_line_what_is_wrong(capsys):
     def main(arguments):
         raise FileNotFoundError(f"there is\nno {arguments}.")
 
-    assert flags.in_one_line(main)("file") == 1
+    assert flags.run(main, "file") == 1
     assert capsys.readouterr().err == "error: there is no file.\n"

@@ -9,7 +9,7 @@ ONCE = ["--runs=1", "--warmup=1"]
 
 def status(script, arguments):
     """The exit status of a script; errors about its input are one line."""
-    return flags.in_one_line(script.main)(arguments)
+    return flags.run(script.main, arguments)
 
 
 def run(script, tmp_path, *arguments):

@@ -8,17 +8,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from kernels.pointwise import to_isotypic, to_regular
-
-try:
-    import torch
-    import torch.nn.functional as F
-except ImportError as error:
-    raise ImportError(
-        "the peer of this experiment needs torch, which is no requirement of equivit: in a virtual environment of its "
-        "own, `pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu`."
-    ) from error
 
 LINES = ("A1", "A2", "B1", "B2")
 IRREPS = (*LINES, "E")
@@ -27,14 +20,10 @@ IRREPS = (*LINES, "E")
 def make(
     kind: str, parameters: Mapping[str, np.ndarray], heads: int, x: np.ndarray, dtype: str
 ) -> tuple[np.ndarray, Callable[[], object]]:
-    """A compiled block's result, a dense array, and the call that runs it.
+    """A compiled block's result for x [B, N, D], a dense array, and the call that runs it.
 
-    Args:
-      kind: "dense" or "octic".
-      parameters: by logical name; matrices are [in, out].
-      heads: of the attention.
-      x: [B, N, D]; for the octic block its eight components side by side.
-      dtype: of parameters and features.
+    `kind` is "dense", or "octic", whose x has the eight components side by side.  `parameters` have logical names;
+    matrices are [in, out].
     """
     cast = getattr(torch, dtype)
     tensors = {name: torch.tensor(array).to(cast) for name, array in parameters.items()}
@@ -57,22 +46,29 @@ def dense_block(p: dict, heads: int, x: torch.Tensor) -> torch.Tensor:
 def octic_block(p: dict, heads: int, x: tuple) -> tuple:
     """(A1, A2, B1, B2, E) -> the same."""
     x = _add(x, _scaled(p, "scale1", _octic_attention(p, heads, _octic_norm(p, "norm1", x))))
-    hidden = _octic_gelu(_octic_linear(p, "mlp.fc1", _octic_norm(p, "norm2", x)))
+    hidden = to_regular(_components(_octic_linear(p, "mlp.fc1", _octic_norm(p, "norm2", x))))
+    hidden = _field(to_isotypic([F.gelu(v) for v in hidden]))
     return _add(x, _scaled(p, "scale2", _octic_linear(p, "mlp.fc2", hidden)))
 
 
 def split(x: torch.Tensor) -> tuple:
     """[B, N, D], the components A1, A2, B1, B2, E11, E12, E21, E22 side by side, to the five tensors."""
-    a1, a2, b1, b2, e11, e12, e21, e22 = x.chunk(8, dim=-1)
-    e = torch.stack([torch.cat([e11, e21], -1), torch.cat([e12, e22], -1)], dim=-2)
-    return tuple(t.contiguous() for t in (a1, a2, b1, b2, e))
+    return tuple(t.contiguous() for t in _field(x.chunk(8, dim=-1)))
 
 
 def join(x: tuple) -> torch.Tensor:
     """The inverse of `split`."""
+    return torch.cat(_components(x), dim=-1)
+
+
+def _field(components):
+    a1, a2, b1, b2, e11, e12, e21, e22 = components
+    return a1, a2, b1, b2, torch.stack([torch.cat([e11, e21], -1), torch.cat([e12, e22], -1)], dim=-2)
+
+
+def _components(x):
     first, second = x[4].chunk(2, dim=-1)
-    copies = [copy[..., row, :] for copy in (first, second) for row in (0, 1)]
-    return torch.cat([*x[:4], *copies], dim=-1)
+    return (*x[:4], first[..., 0, :], first[..., 1, :], second[..., 0, :], second[..., 1, :])
 
 
 def _dense_linear(p, name, x):
@@ -117,13 +113,6 @@ def _octic_attention(p, heads, x):
     field = [part.reshape(batch, tokens, -1) for part in lines]
     e = torch.stack([row.reshape(batch, tokens, -1) for row in (row0, row1)], dim=-2)
     return _octic_linear(p, "attention.proj", (*field, e))
-
-
-def _octic_gelu(x):
-    first, second = x[4].chunk(2, dim=-1)
-    components = (*x[:4], first[..., 0, :], first[..., 1, :], second[..., 0, :], second[..., 1, :])
-    a1, a2, b1, b2, e11, e12, e21, e22 = to_isotypic([F.gelu(v) for v in to_regular(components)])
-    return a1, a2, b1, b2, torch.stack([torch.cat([e11, e21], -1), torch.cat([e12, e22], -1)], dim=-2)
 
 
 def _scaled(p, name, x):

@@ -1,29 +1,21 @@
-"""The depthwise module in plain torch: the peer that `layers.py` times."""
+"""The depthwise module in plain torch: the peer that `depthwise_module.py` times."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-try:
-    import torch
-    import torch.nn.functional as F
-except ImportError as error:
-    raise ImportError("the peer of this experiment needs torch, which is no requirement of equivit.") from error
+import torch
+import torch.nn.functional as F
 
 
 def make(
     tensors: dict[str, np.ndarray], x: np.ndarray, grid: tuple[int, int], what: str, threads: int
 ) -> tuple[np.ndarray, Callable[[], Any]]:
-    """The module's result, and the call that runs it.
+    """The module's result for x [B, h w, D], and the call that runs it.
 
-    Args:
-      tensors: by logical name; matrices are [in, out], taps [k, k, D].
-      x: [B, h w, D].
-      what: "forward"; "maps", its two linear maps alone; or "gradients", of the sum of the result by all parameters
-        and x too.
-      threads: that torch may use.
+    `what` is "forward"; "maps", its two linear maps alone; or "gradients", of the sum of the result by all parameters
+    and x too.  `tensors` have logical names; matrices are [in, out], taps [k, k, D].
     """
     torch.set_num_threads(threads)
     p = {name: torch.tensor(array.T if array.ndim == 2 else array) for name, array in tensors.items()}

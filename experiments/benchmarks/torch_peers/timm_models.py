@@ -4,9 +4,7 @@
     torch-venv/bin/pip install torch==2.13.0 torchvision --index-url https://download.pytorch.org/whl/cpu
     torch-venv/bin/pip install timm==1.0.31
 
-It imports nothing of equivit.  A question for a model (`serve.py`) has its name and the shape of its images:
-
-    {"model": name, "shape": [B, H, W, C], ...}
+It imports nothing of equivit.  A question for a model (`serve.py`) is {"model": name, "shape": [B, H, W, C], ...}.
 """
 
 import timm

@@ -72,14 +72,6 @@ def test_a_peer_that_ends_is_told(python):
             call()
 
 
-def test_models_that_are_not_in_the_zoo_are_skipped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(conv_models_cpu.zoo, "names", list)
-    output = tmp_path / "out.json"
-    assert conv_models_cpu.main(["--models=shvit_s1,bixt_ti_p16", f"--output={output}"]) == 0
-    assert json.loads(output.read_text())["main"]["rows"] == []
-    assert "shvit_s1: not in the zoo; skipped\nbixt_ti_p16: not in the zoo; skipped" in capsys.readouterr().out
-
-
 def test_claims():
     """Claims are about the model as it is; without a peer nothing is judged."""
     cases = (("shvit_s1", 1.6, False), ("shvit_s1", 1.5, True), ("bixt_ti_p16", 1.2, False), ("shvit_s1", None, None))

@@ -42,11 +42,7 @@ class TestEstimate:
         works = {**WORKS, "odd": Work(1, 0, 0, False, False)}
         assert script.estimate(works)["unread"] == ["odd"] and script.estimate(WORKS)["unread"] == []
 
-    def test_parts_add_up_to_the_whole(self):
-        works = {**WORKS, "d8_gelu.1": Work(50, 0, 0, False, True)}
-        parts = script.parts(TEXT, works)
-        assert parts == dict(norm=0, linear=0.7, attention=0.9, activation=0, kernels=0.05, other=1.005)
-        assert sum(parts.values()) == pytest.approx(script.estimate(works)["kcycles"])
+    def test_instructions_that_call_a_kernel(self):
         assert script.kernels_in(TEXT) == ["d8_gelu.1"]
 
 

@@ -57,7 +57,7 @@ def test_a_plan_is_kept_and_one_of_other_runs_refused(tmp_path, trained, monkeyp
     assert script.main(options) == 0
     monkeypatch.setattr(script, "times", lambda options: 1 / 0)  # nothing is measured again
     assert script.main(options) == 0
-    with pytest.raises(SystemExit, match="the plan of other models or epochs"):
+    with pytest.raises(ValueError, match="were begun with epochs=4; give the same again, or another --workdir"):
         script.main([*options, "--epochs=5"])
     with pytest.raises(SystemExit):
         script.main(["--models=registers"])

@@ -12,6 +12,7 @@ from equivit.models import zoo
 from equivit.training import config as configs
 from experiments.compiled_models import Compiled
 from experiments.studies import octic_equal_compute as script
+from experiments.studies import several_seeds
 
 UNTIMED = Compiled(start=lambda: lambda: None, memory=None)
 
@@ -136,7 +137,7 @@ def test_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
     np.savez(tmp_path / "made_up.npz", **splits, **labels, classes=np.array(list("0123456789")))
     one = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
     monkeypatch.setattr(script.loop.sharding, "create_mesh", lambda section: one)  # programs for one compile faster
-    monkeypatch.setattr(script.jax, "clear_caches", lambda: None)
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
     monkeypatch.setattr(summary, "conclude", lambda *run: "")  # no pictures of the runs
     monkeypatch.setattr(script.compiled_models, "training_step", lambda config: UNTIMED)
     monkeypatch.setattr(script, "step_ratio", lambda name, model, plain, options: model.width / 34)
@@ -167,7 +168,7 @@ def test_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
         None,
     )
 
-    monkeypatch.setattr(script.train, "train", None)  # finished runs are not run again
+    monkeypatch.setattr(several_seeds.train, "train", None)  # finished runs are not run again
     monkeypatch.setattr(script, "draw", lambda rows, path: None)
     monkeypatch.setattr(script, "chosen", None)  # and what was measured stays
     assert script.main(arguments) == 0
