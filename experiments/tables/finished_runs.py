@@ -8,7 +8,7 @@ import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,12 +78,8 @@ def present(
 ) -> dict[Any, list[Run]]:
     """The finished runs of each wanted cell of a table, of some perhaps none; cells may be of several recipes.
 
-    Args:
-      cell: which cell a run belongs to; runs of others are left out.
-      free: keys in which runs of a cell may differ; ending in a dot: a section.
-
-    Raises:
-      ValueError: two runs of a cell have one seed, or differ in other keys.
+    `cell` says which one a run belongs to.  Raises ValueError if two runs of a cell have one seed, or differ in keys
+    that are not in `free`, where a key that ends in a dot is a section.
     """
     found: dict[Any, list[Run]] = {name: [] for name in wanted}
     for run in runs:
@@ -107,14 +103,9 @@ def of_one_recipe(
     free: Sequence[str],
     recipe: Callable[[Any], str],
 ) -> tuple[dict[Any, list[Run]], list[str]]:
-    """The finished runs of each wanted cell, and the keys in which they depart from their recipe.
+    """`present`, and the keys in which the runs depart from their recipe, the config of a cell; prints them.
 
-    Args:
-      free: keys in which cells differ.
-      recipe: the config of a cell.
-
-    Raises:
-      ValueError: as `read` and `present`, or a cell has no finished run, or cells differ in other keys.
+    Raises ValueError as `read` and `present`, and if a cell has no finished run, or cells differ in keys beside `free`.
     """
     runs = read(directory)
     found = present(runs, cell, wanted, free=free)
@@ -125,7 +116,10 @@ def of_one_recipe(
         names = "; ".join(map(_text, missing))
         raise ValueError(f"there is no finished run of {names}. It is trained by: {train}.{note}")
     _check_recipe([run for group in found.values() for run in group], free)
-    return found, departures(found[wanted[0]][0], recipe(wanted[0]), free=free)
+    if others := departures(found[wanted[0]][0], recipe(wanted[0]), free=free):
+        file = recipe(wanted[0]).partition(":")[0]
+        print(f"Not the recipe of the paper's numbers: {file} has other values of {', '.join(others)}.")
+    return found, others
 
 
 def _text(name) -> str:
@@ -145,12 +139,9 @@ def _others(keys: Iterable[str], free: Sequence[str]) -> list[str]:
 
 
 def departures(run: Run, recipe: str, *, free: Sequence[str], changes: Sequence[str] = ()) -> list[str]:
-    """The keys in which a run differs from a config, such as "configs/deit3.py:L,H8", beside `free`.
+    """The keys in which a run differs from a config with changes, such as "configs/deit3.py:L,H8", beside `free`.
 
     Where the config does not say how many classes there are, they are the 1000 of ImageNet.
-
-    Args:
-      changes: of the config, such as "model.k=6".
     """
     config = configs.load(str(machine.ROOT / recipe), changes)
     with config.unlocked():  # which a run notes when it has seen the data
@@ -177,21 +168,16 @@ def over_seeds(values: list[float]) -> Figure:
     return Figure(mean, statistics.stdev(values) if len(values) > 1 else None, values)
 
 
-def show(
-    rows: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str],
-    columns: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, str]],
-    others: Mapping[str, Sequence[str]],
-) -> None:
+def show(rows: Sequence[dict], titles: dict, columns: dict, others: dict, *, more: dict | None = None) -> None:
     """Print rows by their "table", and how many have runs ("seeds").
 
     Args:
-      columns: of the rows of a table, as in `findings.table`.
+      columns: of all tables, as in `findings.table`; `more` are of one table.
       others: by the label of a cell, the keys in which its runs depart from their recipe.
     """
     for name, title in titles.items():
         if lines := [row for row in rows if row["table"] == name]:
-            print(f"\nTable {name}: {title}\n{findings.table(lines, columns(lines))}")
+            print(f"\nTable {name}: {title}\n{findings.table(lines, columns | (more or {}).get(name, {}))}")
     print(f"\n{sum(row['seeds'] > 0 for row in rows)} of {len(rows)} rows have runs.")
     for label, keys in others.items():
         if keys:
@@ -216,10 +202,9 @@ def evaluations(path: pathlib.Path, key: str) -> dict[str, dict[str, Any]]:
 
 
 def evaluate(path: pathlib.Path, key: str, wanted: Sequence[str], measure: Callable[..., dict | None]) -> None:
-    """Add further evaluations that are missing in a file of a run's directory; each result is written at once.
+    """Add evaluations that are missing in a file of a run's directory; each result is written at once.
 
-    Args:
-      measure: the result by name, config and model; None: there is none.
+    `measure` gives the result by name, config and model, or None.
     """
     known = evaluations(path, key)
     if missing := [name for name in wanted if name not in known]:

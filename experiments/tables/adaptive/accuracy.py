@@ -18,7 +18,7 @@ where both follow their recipes.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -78,13 +78,14 @@ def main(arguments=None) -> int:
     cells = list(dict.fromkeys(cell_in(entry) for entry in entries))
     runs = finished_runs.read(options.runs, may_be_empty=options.missing)
     found = finished_runs.present(runs, cell_of, cells, free=("init",))
-    if options.evaluate:
-        evaluate(entries, found)
+    for entry in (entry for entry in entries if options.evaluate and entry["condition"]):
+        for run in found[cell_in(entry)]:
+            further_evaluations.evaluate(run.place, [entry["condition"]])
     others = {cell: departures(cell, runs[0]) for cell, runs in found.items() if runs}
     rows = [row(entry, found[cell_in(entry)], others.get(cell_in(entry), [])) for entry in entries]
     print("Top-1 accuracy and shift consistency, %; beside ours the paper's.")
     lines = [{**r, "label": label(r)} for r in rows]
-    finished_runs.show(lines, TABLES, lambda _: COLUMNS, {" ".join(cell): keys for cell, keys in others.items()})
+    finished_runs.show(lines, TABLES, COLUMNS, {" ".join(cell): keys for cell, keys in others.items()})
     if options.missing:
         print(*(command(cell, options) for cell in cells if not found[cell]), sep="\n")
     return findings.finish(options, dict(rows=rows), claims_of(rows))
@@ -137,16 +138,6 @@ def departures(cell: Cell, run: Run) -> list[str]:
     free = ("init", "model.adaptive") if adapted or cell.variant in PARTS or cell.data == "ade20k" else ()
     changes = [f"init={run.config.init}"] if adapted else []
     return finished_runs.departures(run, recipe(cell), free=free, changes=changes)
-
-
-def evaluate(entries: Iterable[Entry], found: Mapping[Cell, list[Run]]) -> None:
-    """Evaluate all runs in the conditions of the tables."""
-    wanted: dict[Cell, list[str]] = {}
-    for entry in (entry for entry in entries if entry["condition"]):
-        wanted.setdefault(cell_in(entry), []).append(entry["condition"])
-    for cell, conditions in wanted.items():
-        for run in found[cell]:
-            further_evaluations.evaluate(run.place, list(dict.fromkeys(conditions)))
 
 
 def row(entry: Entry, runs: list[Run], other_values: list[str]) -> dict[str, Any]:

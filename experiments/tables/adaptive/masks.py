@@ -37,13 +37,14 @@ def main(arguments=None) -> int:
     images = pictures(next(iter(loaded.values())).config, options.images, options.seed)
     offsets = drawn(options.kind, images.shape[1:3], len(images), options.seed)
     maps = {name: compared(run, images, offsets, options.kind) for name, run in loaded.items()}
-    rows = [
-        dict(model=name, image=k, offset=offsets[k].tolist(), changed=percent(back[k], changed[k]))
-        for name, (_, back, changed) in maps.items()
-        for k in range(len(changed))
-    ]
+    rows, claims = [], []
+    for name, (_, back, changed) in maps.items():
+        shares = [percent(*pair) for pair in zip(back, changed, strict=True)]
+        rows += [dict(model=name, image=k, offset=offsets[k].tolist(), changed=share) for k, share in enumerate(shares)]
+        if options.kind == "circular" and getattr(loaded[name].model.config, "equivariant", False):
+            claims.append(Claim(f"{name}: most pixels changed, %", max(shares), at_most=0))
     print(findings.table(rows, dict(model="model", image="image", offset="shift", changed="pixels changed, %")))
-    status = findings.finish(options, dict(kind=options.kind, rows=rows), claims_of(rows, loaded, options.kind))
+    status = findings.finish(options, dict(kind=options.kind, rows=rows), claims)
     draw(images, offsets, maps, options)
     return status
 
@@ -108,16 +109,6 @@ def boxes(changed: np.ndarray) -> list[tuple[int, int, int, int]]:
             top, left = place[0].start + rows.min(), place[1].start + columns.min()
             found.append((int(top), int(left), int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1))
     return found
-
-
-def claims_of(rows: list[dict], loaded: dict, kind: str) -> list[Claim]:
-    """Equivariant models follow every circular shift."""
-    worst = {name: max(row["changed"] for row in rows if row["model"] == name) for name in loaded}
-    return [
-        Claim(f"{name}: most pixels changed, %", worst[name], at_most=0)
-        for name, run in loaded.items()
-        if kind == "circular" and getattr(run.model.config, "equivariant", False)
-    ]
 
 
 def draw(images: np.ndarray, offsets: np.ndarray, maps: dict[str, tuple], options) -> None:

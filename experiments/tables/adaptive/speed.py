@@ -51,13 +51,8 @@ BOUNDS = {
     "mvitv2_t": dict(output=1.20, input=1.08, macs=1.12, gradient=1.16),
 }
 FORWARD_MEMORY = 1.15
-# Images per second, ordinary and adaptive (Table 3); MiB allocated in training and inference (Table A1).
-PAPER = {
-    "swin_t": dict(speed=(704.07, 633.35), gradient=(4935, 5178), forward=(1012, 1012)),
-    "swinv2_t": dict(speed=(470.81, 405.01), gradient=(7712, 8113), forward=(1275, 1275)),
-    "cvt_13": dict(speed=(535.5, 492.12), gradient=(5794, 6257), forward=(1587, 1587)),
-    "mvitv2_t": dict(speed=(439.5, 352.06), gradient=(6335, 7364), forward=(1944, 2164)),
-}
+# Images per second (Table 3), MiB allocated in training ("gradient") and inference (Table A1).
+PAPER = {row["model"]: row for row in papers.rows(__file__, "paper_speed.csv", words=("model",))}
 # Milliseconds, ordinary and adaptive (Table 4), for batches of 128.
 PAPER_MODULES = {row["module"]: row for row in papers.rows(__file__, "paper_modules.csv", words=("module",))}
 GRADIENT_BATCH = 64
@@ -77,10 +72,10 @@ def main(arguments=None) -> int:
     for what, measure in (("forward", forward), ("gradient", gradient)):
         for name in options.models:
             rows[name] |= measuring.attempt(budget, f"{name}, {what}", measure, name, options) or {}
-    tried = [
-        measuring.attempt(budget, name, module_row, name, build, options) for name, build in modules(options).items()
-    ]
-    timed = [row for row in tried if row is not None]
+    timed = []
+    for name, build in modules(options).items():
+        if (row := measuring.attempt(budget, name, module_row, name, build, options)) is not None:
+            timed.append(row)
     note = measuring.note(options, "ratios are adaptive over ordinary")
     print(f"batches of {options.batch}, {options.precision}{note}")
     print(findings.table(list(rows.values()), COLUMNS))
@@ -91,9 +86,9 @@ def main(arguments=None) -> int:
 
 def paper_columns(name: str) -> dict[str, float]:
     """The paper's ratios, adaptive over ordinary, of times and of memory."""
-    ordinary, adaptive = PAPER[name]["speed"]
-    memory = {f"{what}_paper": PAPER[name][what][1] / PAPER[name][what][0] for what in ("forward", "gradient")}
-    return dict(paper=ordinary / adaptive, **memory)
+    row = PAPER[name]
+    memory = {f"{what}_paper": row[f"{what}_adaptive"] / row[f"{what}_ordinary"] for what in ("forward", "gradient")}
+    return dict(paper=row["ordinary"] / row["adaptive"], **memory)
 
 
 def sizes(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def main(arguments=None) -> int:
     common, maps = dict(image_size=(side, side), **recipe["circular"], **small), {}
     for variant, fields in VARIANTS.items():
         model = compiled_models.random_model(options.model, **common, **fields)
-        maps[variant] = {name: stages(model, image) for name, image in pixels.items()}
+        maps[variant] = {name: jax.device_get(stages(model, image)) for name, image in pixels.items()}
     rows = [row for variant, both in maps.items() for row in compared(variant, both["upright"], both["moved"])]
     print(f"{options.model}, {side} px, shifted by {SHIFT}; differences relative to the largest token")
     print(findings.table([{**row, "changed": 100 * row["changed"]} for row in rows], COLUMNS))
@@ -71,14 +71,10 @@ def photograph(side: int) -> np.ndarray:
     return np.asarray(image.crop((left, 0, left + height, height)).resize((side, side), Image.Resampling.BICUBIC))
 
 
+@jax.jit
 def stages(model, pixels: np.ndarray) -> list[Grid]:
     """The map after each stage."""
-    image = normalize(pixels[None], data_config.DataConfig.mean, data_config.DataConfig.std)
-    return jax.device_get(_stages(model, image))
-
-
-@jax.jit
-def _stages(model, images):
+    images = normalize(pixels[None], data_config.DataConfig.mean, data_config.DataConfig.std)
     last = tuple(int(block) - 1 for block in np.cumsum(model.config.depths))
     seen = model.features(images, blocks=last, norm=False).blocks
     return [seen[block].patches for block in last]

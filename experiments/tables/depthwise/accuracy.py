@@ -78,7 +78,7 @@ ABOVE = (
 WITHIN = 0.3  # points
 COLUMNS = dict(label="", seeds="seeds", figure="%", spread="+-", paper="paper", gap="to attention", gap_paper="paper")
 SPEED = dict(ms="ms", saved="saved %", ms_paper="paper ms", saved_paper="saved %")
-PARAMETERS = dict(trained="M trained", trained_paper="paper")
+MORE = {"2": SPEED, "4": SPEED, "A.1": dict(trained="M trained", trained_paper="paper")}  # columns
 
 
 class Cell(NamedTuple):
@@ -120,7 +120,8 @@ def main(arguments=None) -> int:
     others = {cell: departures(cell, group[0]) for cell, group in found.items() if group}
     rows = table(wanted, found, others, times)
     print("Mean IoU (COCO, ADE20K) and top-1 accuracy (ImageNet-1k), %; beside ours the paper's.")
-    finished_runs.show(rows, TABLES, columns_of, {label(cell): keys for cell, keys in others.items()})
+    departed = {label(cell): keys for cell, keys in others.items()}
+    finished_runs.show(rows, TABLES, COLUMNS, departed, more=MORE)
     if options.missing:
         print(*(command(cell, options.runs) for cell in cells if not found[cell]), sep="\n")
     return findings.finish(options, dict(rows=rows), claims_of(rows))
@@ -295,7 +296,3 @@ def claims_of(rows: Sequence[dict]) -> list[Claim]:
                 text = f"{better['label']}: points above {worse['label']}"
                 claims[text] = Claim(text, better["figure"] - worse["figure"], at_least=0, judged=judged)
     return list(claims.values())
-
-
-def columns_of(rows: Sequence[dict]) -> dict[str, str]:
-    return COLUMNS | (SPEED if "ms" in rows[0] else {}) | (PARAMETERS if "trained" in rows[0] else {})

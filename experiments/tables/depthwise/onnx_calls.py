@@ -48,9 +48,7 @@ def module_call(grid: tuple[int, int], width: int, num_heads: int, kind: str | N
 def backbone_call(name: str, size: tuple[int, int], replaced: tuple = (), **overrides) -> Callable[[], None]:
     """A call of a backbone of the zoo without a head, which gives its patch tokens after the final norm.
 
-    Args:
-      replaced: as in `ViTConfig`.
-      overrides: of other fields.
+    `replaced` and the overrides are fields of `ViTConfig`.
     """
     options = dict(PATCHES_ONLY, image_size=size, num_classes=None, replaced=replaced) | overrides
     form = deployed(models.create(name, **options), size)

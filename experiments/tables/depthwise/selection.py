@@ -47,7 +47,11 @@ def main(arguments=None) -> int:
     parser.add_argument("--number", type=int, help="blocks that are chosen; half of them if not given")
     options = parser.parse_args(arguments)
     model = alone(load_model(options.model))
-    data = checkpoints.load_run(_run_with_data(options)).config.data
+    place = pathlib.Path(options.data or options.model)
+    if not (place / "config.json").is_file():
+        given = f"--data={place}" if options.data else options.model
+        raise ValueError(f"{given}: this is no run, so that it names no training images; give one with --data.")
+    data = checkpoints.load_run(place).config.data
     batches = TrainingImages(data, options.images, batch_size=options.batch)
     moments = selection.moments(model, batches)
     scores = {"after": selection.Sigma.from_moments(moments)}
@@ -63,14 +67,6 @@ def main(arguments=None) -> int:
     if model.position is not None:
         draw_positions(similarities(model.position(grid), grid), picture.with_stem(f"{picture.stem}_positions"))
     return status
-
-
-def _run_with_data(options) -> pathlib.Path:
-    place = pathlib.Path(options.data or options.model)
-    if not (place / "config.json").is_file():
-        given = f"--data={place}" if options.data else options.model
-        raise ValueError(f"{given}: this is no run, so that it names no training images; give one with --data.")
-    return place
 
 
 def alone(model: Any) -> Any:

@@ -73,11 +73,8 @@ def claims_of(rows, options) -> list[Claim]:
 def draw(rows, path):
     """Figure 2: blockwise and scattered, by heads; Figure A.5: with and without ensembling, by blocks."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
-    two, five = figure.subplots(1, 2, sharey=True)
-    for axes, title, key, other in (
-        (two, "Figure 2", "heads", "DW, scattered"),
-        (five, "Figure A.5", "blocks", "Ens+DW, blockwise"),
-    ):
+    panels = ("Figure 2", "heads", "DW, scattered"), ("Figure A.5", "blocks", "Ens+DW, blockwise")
+    for axes, (title, key, other) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
         for way in ("DW, blockwise", other):
             points = [(0, 0), *((row[key], row["saved"]) for row in rows if row["way"] == way)]
             (line,) = axes.plot(*zip(*points, strict=True), marker="o", label=f"{way}, ours")
@@ -87,5 +84,5 @@ def draw(rows, path):
         axes.set(xlabel=f"replaced {key}", title=title)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=7)
-    two.set_ylabel("time saved, %")
+    figure.axes[0].set_ylabel("time saved, %")
     figure.savefig(path, dpi=150)

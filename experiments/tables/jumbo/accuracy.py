@@ -74,9 +74,8 @@ def main(arguments=None) -> int:
     if options.evaluate:
         for run in (run for group in found.values() for run in group):
             why |= test_sets.evaluate(run.place, test_sets.PLACES | dict(options.set))
-    others = {
-        cell: finished_runs.departures(group[0], recipe(cell), free=FREE) for cell, group in found.items() if group
-    }
+    first = {cell: group[0] for cell, group in found.items() if group}
+    others = {cell: finished_runs.departures(run, recipe(cell), free=FREE) for cell, run in first.items()}
     rows = [row(entry, found, others) for entry in entries]
     best = best_of(rows)
     _print(rows, best, others, why)
@@ -235,7 +234,7 @@ def _print(rows, best, others, why):
         better = r["table"] != "12" and (r["words"], r["pixels"], r["rate"]) in stars
         lines.append(r | {key: _both(r, key) for key in FIGURES} | dict(better="*" if better else ""))
     labels = {" ".join(map(str, cell)): keys for cell, keys in others.items()}
-    finished_runs.show(lines, paper_numbers.TITLES, lambda _: COLUMNS, labels)
+    finished_runs.show(lines, paper_numbers.TITLES, COLUMNS, labels)
     for name, reason in why.items():
         print(f"{NAMES[name]}: not evaluated: {reason}")
     if best:

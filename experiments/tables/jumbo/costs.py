@@ -3,9 +3,8 @@
     python -m experiments tables.jumbo.costs  # counted on shapes, a minute on a CPU
 
 FLOPs are multiply-adds of linear maps, and norms, for one image of 224 px, without the products of attention, as the
-tables count them.  Table 1 exchanges ViT-B and ViT-B with Jumbo.  Claims: every number agrees with the
-paper's within half a unit of its last digit; Jumbo's own MLP is at most an eighth of a layer of ViT-Small (J = 6, 196
-patches).
+tables count them.  Claims: every number agrees with the paper's within half a unit of its last digit; Jumbo's own MLP
+is at most an eighth of a layer of ViT-Small (J = 6, 196 patches).
 """
 
 import math

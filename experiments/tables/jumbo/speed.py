@@ -105,7 +105,7 @@ def variants() -> list[Variant]:
 
 
 def timed(turn: str, group: Sequence[Variant], options, budget: timing.Budget) -> list[dict[str, Any]]:
-    """The rows of a turn; models that two rows share are timed once."""
+    """The rows of a turn, images per second and MiB; models that two rows share are timed once."""
 
     def program(variant):
         common = dict(batch=options.batch, precision="mixed" if machine.on_gpu() else "float32")
@@ -118,16 +118,13 @@ def timed(turn: str, group: Sequence[Variant], options, budget: timing.Budget) -
     seconds = {}
     with budget.trying(turn):
         seconds = measuring.seconds(programs, options)
-    there = [variant for variant in group if variant.program in seconds]
-    return [row(v, options.batch / seconds[v.program], programs[v.program].memory) for v in there]
-
-
-def row(variant: Variant, speed: float, memory: machine.Memory | None) -> dict[str, Any]:
-    """A row of the JSON: images per second and MiB beside the paper's."""
-    keys = ("table", "words", "pixels", "folded", "paper_gb")
-    found: dict[str, Any] = {key: getattr(variant, key) for key in keys}
-    paper = variant.paper_speed and 1000 * variant.paper_speed
-    return found | dict(speed=speed, paper_speed=paper, mib=memory and memory.peak / 2**20)
+    rows = []
+    for variant in (variant for variant in group if variant.program in seconds):
+        memory, paper = programs[variant.program].memory, variant.paper_speed
+        row = {key: getattr(variant, key) for key in ("table", "words", "pixels", "folded", "paper_gb")}
+        row |= dict(speed=options.batch / seconds[variant.program], paper_speed=paper and 1000 * paper)
+        rows.append(row | dict(mib=memory and memory.peak / 2**20))
+    return rows
 
 
 def before(options, rows: Sequence[dict], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -169,10 +166,7 @@ def claims_of(rows: Sequence[dict]) -> list[Claim]:
 
 
 def dominated(speeds: Mapping[str, float], pixels: int) -> int | None:
-    """How many models with Jumbo are slower and, by the paper's accuracies, less accurate than one without.
-
-    None where there is no such pair.
-    """
+    """Models with Jumbo that are slower and, by the paper's accuracies, worse than one without; None: no pair."""
     points = [(words, speed, paper_numbers.best(words, pixels)) for words, speed in speeds.items()]
     points = [(words, speed, top1) for words, speed, top1 in points if top1 is not None]
     jumbo = [point for point in points if point[0] in jumbo_in1k.SIZES]

@@ -28,6 +28,13 @@ COLUMNS = dict(data="set", patches="patches", kind="") | {name: name.removeprefi
 NOTHING = (None,) * len(MODELS)
 
 
+def _paper(file: str) -> list[tuple]:
+    return [tuple(row.values()) for row in papers.rows(__file__, file, words=("group", "kind", "data"))]
+
+
+TABLE_3 = {row[:3]: row[3:] for row in _paper("paper_timeseries_ranks.csv")}  # None: cannot be read in our copy
+
+
 def main(arguments=None) -> int:
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("results", type=pathlib.Path, help="the --workdir of equivit.sweep")
@@ -70,19 +77,9 @@ def whole(sets: dict) -> dict:
 def paper() -> dict:
     """The paper's accuracies in the same form, Tables 13 and 14: "best", and their "Avg"."""
     found = {}
-    for key, row in _paper("paper_timeseries.csv"):
-        found.setdefault(key, {})[row["data"]] = tuple(row[model] for model in MODELS)
+    for group, kind, patches, name, *values in _paper("paper_timeseries.csv"):
+        found.setdefault((group, kind, patches), {})[name] = tuple(values)
     return found
-
-
-def _paper(file: str) -> list[tuple[tuple[str, str, int], dict]]:
-    """The rows of a CSV file, with their group, kind and patches."""
-    rows = papers.rows(__file__, file, words=("group", "kind", "data"))
-    return [((row["group"], row["kind"], row["patches"]), row) for row in rows]
-
-
-# Mean ranks; None: the cell cannot be read in our copy.
-TABLE_3 = {key: tuple(row[m] for m in MODELS) for key, row in _paper("paper_timeseries_ranks.csv")}
 
 
 def ranks(values: tuple[float, ...], ties: str = "average") -> tuple[float, ...]:
@@ -121,9 +118,8 @@ def summary(results: list[dict]) -> str:
     first, minutes = results[0], sum(r["seconds"] for r in results) / 60
     epochs = " or ".join(map(str, sorted({r["epochs"] for r in results})))
     recipe = f"{epochs} epochs, batch {first['recipe']['batch_size']}, seed {first['recipe']['seed']}"
-    return (
-        f"{len(first['runs'])} runs of {recipe}; {len(results)} sweeps in {minutes:.0f} minutes on {first['device']}."
-    )
+    device = first["device"]
+    return f"{len(first['runs'])} runs of {recipe}; {len(results)} sweeps in {minutes:.0f} minutes on {device}."
 
 
 def set_cells(ours: dict, theirs: dict) -> list[dict]:

@@ -35,11 +35,7 @@ def main(arguments=None) -> int:
 
 
 def progress(run: pathlib.Path) -> dict[int, dict[str, float]]:
-    """Top-1 by protocol, by step.
-
-    Raises:
-      FileNotFoundError: there is no run, or it has kept no teacher.
-    """
+    """Top-1 by protocol, by step; FileNotFoundError where there is no run, or it has kept no teacher."""
     if not (run / "config.json").is_file():
         raise FileNotFoundError(f"{run}: there is no run of equivit.train in it (no config.json).")
     teachers = sorted(run.glob("teachers/*/model.json"), key=lambda path: int(path.parent.name))

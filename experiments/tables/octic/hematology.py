@@ -42,8 +42,14 @@ def main(arguments=None) -> int:
     for run, when in itertools.product((run for run in finished if run.config.objective.name == "dinov2"), FILES):
         if (found := evaluated(run, when, options)) is not None:
             results[f"{run.place}, {when}"] = found
-            rows.append(row(run, when, found))
-            claims += claims_of(run, when, found)
+            cells = dict(model=str(run.place), when=when, turned=100 * found["linear"]["turned"]["consistency"])
+            for name, score in itertools.product(CLASSIFIERS, SCORES):
+                cells[f"{name}_{score}"] = 100 * found[name][score]
+            rows.append(cells)
+            if getattr(run.model, "family", None) == "I8":  # an invariant model
+                for name, words in CLASSIFIERS.items():
+                    text = f"{run.place}, {when}, {words}: share unchanged"
+                    claims.append(Claim(text, found[name]["turned"]["consistency"], at_least=0.999))
     rows += papers.rows(__file__, "paper_hematology.csv", words=("model", "when"))  # of ViT-L
     print(findings.table(rows, COLUMNS))
     return findings.finish(options, dict(rows=rows, results=results), claims)
@@ -66,20 +72,3 @@ def evaluated(run, when: str, options) -> dict | None:
         configs.override(config, text)
     config.lock()
     return findings.cached(file, lambda: finished_runs.protocols(config, model, ("hematology",))["hematology"])
-
-
-def row(run, when, found) -> dict:
-    cells = dict(model=str(run.place), when=when, turned=100 * found["linear"]["turned"]["consistency"])
-    for classifier in CLASSIFIERS:
-        cells |= {f"{classifier}_{score}": 100 * found[classifier][score] for score in SCORES}
-    return cells
-
-
-def claims_of(run, when, found) -> list[Claim]:
-    """An invariant model is invariant."""
-    if getattr(run.model, "family", None) != "I8":
-        return []
-    return [
-        Claim(f"{run.place}, {when}, {words}: share unchanged", found[name]["turned"]["consistency"], at_least=0.999)
-        for name, words in CLASSIFIERS.items()
-    ]

@@ -75,10 +75,7 @@ def flops(key: str) -> float:
 
 
 def measure(key: str, options: argparse.Namespace) -> dict:
-    """Batches' images per second, MiB, and their ratios.
-
-    Memory is the compiler's figure for the whole model, also where the model cannot run.
-    """
+    """Images per second, MiB of the whole model, also where it cannot run, and their ratios."""
     (_, variant, own), tiny = MODELS[key], TINY if options.quick else {}
     models = {kind: (f"{flavour}_{variant}", {**own, **more, **tiny}) for kind, (flavour, more) in KINDS.items()}
     limit = machine.device_memory() if options.memory_gib is None else options.memory_gib * 2**30
