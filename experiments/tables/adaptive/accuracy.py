@@ -156,21 +156,14 @@ def figures_of(entry: Entry, run: Run) -> tuple[float, float] | None:
     if entry["condition"]:
         result = further_evaluations.read(run.place).get(entry["condition"])
         return None if result is None else (100 * result["top1"], 100 * result[f"circular_{entry['range']}"])
-    shifts = _shifts(cell_in(entry), run)
+    standard = {"ade20k": "zeros_64", "imagenet": "crop_full"}
+    cifar = f"zeros_{6 * run.config.data.image_size[0] // 32}"
+    shifts = "circular_full" if entry["shifts"] == "circular" else standard.get(entry["data"], cifar)
     names = ("eval/accuracy/top1", f"eval/shift/{shifts}")
     if entry["data"] == "ade20k":
         names = ("eval/segmentation/miou", f"eval/segmentation_shift/{shifts}")
     top1, consistency = (finished_runs.figure([run], name).mean for name in names)
     return top1, consistency
-
-
-def _shifts(cell: Cell, run: Run) -> str:
-    """The name of a setting in the figures of the shift protocol."""
-    if cell.shifts == "circular":
-        return "circular_full"
-    if cell.data == "ade20k":
-        return "zeros_64"
-    return "crop_full" if cell.data == "imagenet" else f"zeros_{6 * run.config.data.image_size[0] // 32}"
 
 
 def claims_of(rows: list[dict]) -> list[Claim]:

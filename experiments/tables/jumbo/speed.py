@@ -38,9 +38,7 @@ COLUMNS |= dict(ratio="over the first", paper_ratio="paper")
 class Variant(NamedTuple):
     """A row: table, model, and the paper's thousands of images per second and GB, None if there are none.
 
-    Attributes:
-      words: of configs/jumbo_in1k.py, or the label of Tables 1, 4 and 5.
-      folded: whether batch norms are folded.
+    `words` are of configs/jumbo_in1k.py, or the label of Tables 1, 4 and 5; with `folded` batch norms are folded.
     """
 
     table: str

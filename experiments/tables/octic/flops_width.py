@@ -11,7 +11,6 @@ ViT-L, H and 22B the ratio of all operations is that of Table 1 within 1 % (the 
 get the higher intensity at about 3200 (within 1 %), and the paper's formulas agree with the real products.
 """
 
-import functools
 import itertools
 import pathlib
 
@@ -96,16 +95,14 @@ def intensities(width: float, tokens: float = TOKENS) -> dict[str, float]:
 def crossovers() -> dict[str, float | None]:
     """The width above which each has a higher intensity than the standard layer, or None."""
 
-    def excess(name, width):
+    def excess(width, name):
         values = intensities(width)
         return values[name] - values["standard"]
 
-    return {name: crossover(functools.partial(excess, name)) for name in ("octic", "E", "lines")}
-
-
-def crossover(function, low: float = 64, high: float = 2**24) -> float | None:
-    """The zero of a function that changes its sign once, from below to above."""
-    return optimize.brentq(function, low, high) if function(high) > 0 else None
+    low, high, found = 64, 2**24, {}
+    for name in ("octic", "E", "lines"):
+        found[name] = optimize.brentq(excess, low, high, args=(name,)) if excess(high, name) > 0 else None
+    return found
 
 
 def claims_of(rows: list[dict], named: dict[str, float], crossings: dict) -> list[Claim]:

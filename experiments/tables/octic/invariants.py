@@ -10,8 +10,6 @@ configs/octic_ablations.py on ImageNet: top-1 and top-5 within 0.3 points of the
 about 0.1 apart, and the paper rounds to 0.1).  A missing run is an error.
 """
 
-import itertools
-
 from experiments import findings, flags
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
@@ -33,30 +31,20 @@ def main(arguments=None) -> int:
     found, others = finished_runs.of_one_recipe(
         options.runs, kind_of, options.kinds, free=("model.invariant",), recipe=lambda k: f"{RECIPE}:D8,invariant={k}"
     )
-    rows = [row(kind, found[kind]) for kind in options.kinds]
+    rows, claims = [], []
+    for kind in options.kinds:
+        rows.append(dict(kind=kind, seeds=len(found[kind])))
+        for what in FIGURES:
+            paper, ours = PAPER[kind][what], finished_runs.figure(found[kind], f"eval/accuracy/{what}")
+            rows[-1] |= {what: ours.mean, f"{what}_spread": ours.spread, f"{what}_values": ours.values}
+            rows[-1] |= {f"{what}_paper": paper, f"{what}_difference": ours.mean - paper}
+            text = f"{kind}, {what}, distance to the paper's in points"
+            claims.append(Claim(text, abs(ours.mean - paper), at_most=TOLERANCE, judged=not others))
     print("Accuracy of D8 by invariantization, %; beside ours the paper's Table 4, D8(ViT-L/16) on ImageNet-1k.")
     print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(rows=rows, other_values=others), claims_of(rows, judged=not others))
+    return findings.finish(options, dict(rows=rows, other_values=others), claims)
 
 
 def kind_of(run: Run) -> str | None:
     """The invariantization of a D8, None for other models."""
     return run.model.invariant if getattr(run.model, "family", None) == "D8" else None
-
-
-def row(kind: str, runs: list[Run]) -> dict:
-    found = dict(kind=kind, seeds=len(runs))
-    for what in FIGURES:
-        paper = PAPER[kind][what]
-        ours = finished_runs.figure(runs, f"eval/accuracy/{what}")
-        found |= {what: ours.mean, f"{what}_spread": ours.spread, f"{what}_values": ours.values}
-        found |= {f"{what}_paper": paper, f"{what}_difference": ours.mean - paper}
-    return found
-
-
-def claims_of(rows: list[dict], *, judged: bool) -> list[Claim]:
-    claims = []
-    for r, what in itertools.product(rows, FIGURES):
-        text = f"{r['kind']}, {what}, distance to the paper's in points"
-        claims.append(Claim(text, abs(r[f"{what}_difference"]), at_most=TOLERANCE, judged=judged))
-    return claims

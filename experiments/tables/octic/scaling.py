@@ -54,7 +54,6 @@ def main(arguments=None) -> int:
     for key in options.models:
         paper = {f"{name}_paper": value for name, value in PAPER[key].items() if value is not None}
         rows[key] = dict(model=MODELS[key][0], **paper, flops=flops(key))
-    for key in options.models:
         rows[key] |= measuring.attempt(budget, MODELS[key][0], measure, key, options) or {}
     rows = {key: rows[key] for key in MODELS if key in rows}
     note = measuring.note(options, "beside ours the paper's")

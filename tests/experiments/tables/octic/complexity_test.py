@@ -97,8 +97,6 @@ class TestWidth:
         assert values["lines"] == pytest.approx(4 / (1 + 4 + 4))
 
     def test_crossover(self):
-        assert flops_width.crossover(lambda d: d - 1000) == pytest.approx(1000, abs=1e-2)
-        assert flops_width.crossover(lambda d: -1) is None
         # D F / 3 = 13/3 B (D + F) and D F / 2 = 3 B (D + F), with F = 4D
         crossings = flops_width.crossovers()
         assert crossings["octic"] == pytest.approx(16.25 * 196) and crossings["E"] == pytest.approx(7.5 * 196)
