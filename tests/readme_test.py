@@ -37,7 +37,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SHARED = ("flags", "studies/several_seeds", "tables/finished_runs")  # flags of several experiments
+SHARED = ["flags", "studies/several_seeds"]  # flags of several experiments
+SHARED += [f"tables/{name}" for name in ("finished_runs", "measuring", "depthwise/onnx_calls")]
 DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").iterdir())
 SCRIPTS = scripts()
 EXPERIMENTS = [f"experiments/{name}README.md" for name in ("", "tables/", "studies/", "benchmarks/")]

@@ -8,12 +8,14 @@ import argparse
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
-from equivit.training import build
+from equivit.evaluation import runner
+from equivit.training import build, checkpoints, sharding
 from equivit.training import config as configs
 from experiments import findings, flags, machine
 
@@ -33,28 +35,25 @@ class Run(NamedTuple):
 class Figure(NamedTuple):
     """A figure over the seeds, in percent; the spread is the standard deviation (n - 1), None of a single value."""
 
-    mean: float
+    mean: float | None
     spread: float | None
     values: list[float]
 
 
-def parser(description: str, script: str, *, tables: Iterable[str]) -> argparse.ArgumentParser:
-    """The flags of a script that prints tables from the runs of a directory."""
+def parser(description: str, script: str, *, tables: Iterable[str] | None = None) -> argparse.ArgumentParser:
+    """The flags of a script that reads the runs of a directory, and prints one or several tables."""
     options = flags.parser(description, script)
     options.add_argument("runs", type=pathlib.Path, help="directory of the runs")
-    options.add_argument("--tables", type=flags.one_of(list(tables)), default=list(tables), help="(all)")
-    options.add_argument("--missing", action="store_true", help="print the commands that train missing runs")
+    if tables is not None:
+        options.add_argument("--tables", type=flags.one_of(list(tables)), default=list(tables), help="(all)")
+        options.add_argument("--missing", action="store_true", help="print the commands that train missing runs")
     return options
 
 
 def read(directory: pathlib.Path, *, may_be_empty: bool = False) -> list[Run]:
     """All runs in a directory, at any depth.
 
-    Args:
-      may_be_empty: whether a directory without runs is as good, for tables whose cells may all be empty.
-
-    Raises:
-      ValueError: there is none, or a config or a report cannot be read.
+    Raises ValueError where a config or a report cannot be read, or there is no run, unless that may be.
     """
     if may_be_empty and not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory; create it, or give the directory of the runs.")
@@ -74,76 +73,53 @@ def _read(place: pathlib.Path) -> Run:
         raise ValueError(f"{place}: not a run of this version of equivit: {error}") from error
 
 
-def cells(
-    runs: Iterable[Run],
-    cell: Callable[[Run], Hashable],
-    wanted: Sequence[Hashable],
-    *,
-    free: Sequence[str],
-    command: Callable[[Any], str],
-) -> dict[Any, list[Run]]:
-    """The finished runs of each wanted cell of a table.
-
-    Args:
-      runs: what `read` returned.
-      cell: which cell a run belongs to; runs of others are left out.
-      wanted: the cells.
-      free: keys in which cells differ; ending in a dot: a section.
-      command: what trains the run of a cell.
-
-    Raises:
-      ValueError: a cell has no finished run, or two with one seed, or runs differ in other keys.
-    """
-    found = _of_cells(runs, cell, wanted)
-    missing = [name for name in wanted if not _finished(found[name])]
-    if missing:
-        begun = [str(run.place) for name in missing for run in found[name]]
-        note = f" Not finished: {', '.join(begun)}; its own command resumes it." if begun else ""
-        names = "; ".join(map(_text, missing))
-        raise ValueError(f"there is no finished run of {names}. It is trained by: {command(missing[0])}.{note}")
-    finished = {name: _finished(group) for name, group in found.items()}
-    _check_recipe([run for group in finished.values() for run in group], free)
-    _check_seeds(finished)
-    return finished
-
-
 def present(
     runs: Iterable[Run], cell: Callable[[Run], Hashable], wanted: Sequence[Hashable], *, free: Sequence[str] = ()
 ) -> dict[Any, list[Run]]:
-    """The finished runs of each wanted cell, of some perhaps none; cells may be of several recipes.
+    """The finished runs of each wanted cell of a table, of some perhaps none; cells may be of several recipes.
 
-    Args:
-      free: keys in which runs of a cell differ.
-
-    Raises:
-      ValueError: two runs of a cell have one seed, or differ in other keys.
+    `cell` says which one a run belongs to.  Raises ValueError if two runs of a cell have one seed, or differ in keys
+    that are not in `free`, where a key that ends in a dot is a section.
     """
-    finished = {name: _finished(group) for name, group in _of_cells(runs, cell, wanted).items()}
-    for group in finished.values():
-        _check_recipe(group, free)
-    _check_seeds(finished)
-    return finished
-
-
-def _of_cells(runs, cell, wanted) -> dict[Any, list[Run]]:
     found: dict[Any, list[Run]] = {name: [] for name in wanted}
     for run in runs:
-        if (name := cell(run)) in found:
+        if run.report is not None and (name := cell(run)) in found:
             found[name].append(run)
-    return found
-
-
-def _finished(runs: Iterable[Run]) -> list[Run]:
-    return [run for run in runs if run.report is not None]
-
-
-def _check_seeds(found: dict[Any, list[Run]]) -> None:
     for name, group in found.items():
+        _check_recipe(group, free)
         places: dict[int, pathlib.Path] = {}
         for run in group:
             if (other := places.setdefault(run.config.seed, run.place)) != run.place:
                 both = f"{other} and {run.place} are both runs of {_text(name)} with seed {run.config.seed}"
                 raise ValueError(f"{both}; leave one out.")
+    return found
+
+
+def of_one_recipe(
+    directory: pathlib.Path,
+    cell: Callable[[Run], Hashable],
+    wanted: Sequence[Hashable],
+    *,
+    free: Sequence[str],
+    recipe: Callable[[Any], str],
+) -> tuple[dict[Any, list[Run]], list[str]]:
+    """`present`, and the keys in which the runs depart from their recipe, the config of a cell; prints them.
+
+    Raises ValueError as `read` and `present`, and if a cell has no finished run, or cells differ in keys beside `free`.
+    """
+    runs = read(directory)
+    found = present(runs, cell, wanted, free=free)
+    if missing := [name for name in wanted if not found[name]]:
+        begun = [str(run.place) for name in missing for run in runs if cell(run) == name]
+        note = f" Not finished: {', '.join(begun)}; its own command resumes it." if begun else ""
+        train = command(recipe(missing[0]), directory / _text(missing[0]).replace(" ", "_"))
+        names = "; ".join(map(_text, missing))
+        raise ValueError(f"there is no finished run of {names}. It is trained by: {train}.{note}")
+    _check_recipe([run for group in found.values() for run in group], free)
+    if others := departures(found[wanted[0]][0], recipe(wanted[0]), free=free):
+        file = recipe(wanted[0]).partition(":")[0]
+        print(f"Not the recipe of the paper's numbers: {file} has other values of {', '.join(others)}.")
+    return found, others
 
 
 def _text(name) -> str:
@@ -153,24 +129,8 @@ def _text(name) -> str:
 def _check_recipe(runs: Sequence[Run], free: Sequence[str]) -> None:
     for run in runs[1:]:
         if keys := _others(configs.differences(runs[0].config, run.config), free):
-            raise ValueError(
-                f"{runs[0].place} and {run.place} are not of one recipe: they differ in {', '.join(keys)}; give a "
-                "directory with runs of one."
-            )
-
-
-def departures(run: Run, recipe: str, *, free: Sequence[str], changes: Sequence[str] = ()) -> list[str]:
-    """The keys in which a run differs from a config, such as "configs/deit3.py:L,H8", beside `free`.
-
-    Where the config does not say how many classes there are, they are the 1000 of ImageNet.
-
-    Args:
-      changes: of the config, such as "model.k=6".
-    """
-    config = configs.load(str(machine.ROOT / recipe), changes)
-    with config.unlocked():  # which a run notes when it has seen the data
-        config.model = {"num_classes": 1000, "in_channels": 3, **config.model}
-    return _others(configs.differences(run.config, config), [*free, "data.source"])
+            both = f"{runs[0].place} and {run.place} are not of one recipe: they differ in {', '.join(keys)}"
+            raise ValueError(f"{both}; give a directory with runs of one.")
 
 
 def _others(keys: Iterable[str], free: Sequence[str]) -> list[str]:
@@ -178,53 +138,78 @@ def _others(keys: Iterable[str], free: Sequence[str]) -> list[str]:
     return [key for key in keys if not any(key == k or (k.endswith(".") and key.startswith(k)) for k in known)]
 
 
-def figure(runs: Sequence[Run], name: str) -> Figure:
-    """A figure of report.json, such as "eval/accuracy/top1", over the runs of a cell.
+def departures(run: Run, recipe: str, *, free: Sequence[str], changes: Sequence[str] = ()) -> list[str]:
+    """The keys in which a run differs from a config with changes, such as "configs/deit3.py:L,H8", beside `free`.
 
-    Raises:
-      ValueError: a run has no such figure.
+    Where the config does not say how many classes there are, they are the 1000 of ImageNet.
     """
+    config = configs.load(str(machine.ROOT / recipe), changes)
+    with config.unlocked():  # which a run notes when it has seen the data
+        config.model = {"num_classes": 1000, "in_channels": 3, **config.model}
+    return _others(configs.differences(run.config, config), [*free, "data.source"])
+
+
+def command(recipe: str, place: pathlib.Path, *more: str) -> str:
+    """The command that trains a recipe in a directory."""
+    return " ".join([f"python -m equivit.train --config={recipe} --workdir={place}", *more])
+
+
+def figure(runs: Sequence[Run], name: str) -> Figure:
+    """A figure of report.json, such as "eval/accuracy/top1", over the runs of a cell; ValueError where one has none."""
     for run in runs:
         if name not in (run.report or {}):
             raise ValueError(f"{run.place}/report.json has no {name}; was its protocol in the run's evaluation.suite?")
-    values = [100 * run.report[name] for run in runs if run.report is not None]
-    return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, values)
+    return over_seeds([100 * run.report[name] for run in runs if run.report is not None])
 
 
-def show(
-    rows: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str],
-    columns: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, str]],
-    others: Mapping[str, Sequence[str]],
-) -> None:
+def over_seeds(values: list[float]) -> Figure:
+    """A figure from the values of seeds, which may be none."""
+    mean = statistics.fmean(values) if values else None
+    return Figure(mean, statistics.stdev(values) if len(values) > 1 else None, values)
+
+
+def show(rows: Sequence[dict], titles: dict, columns: dict, others: dict, *, more: dict | None = None) -> None:
     """Print rows by their "table", and how many have runs ("seeds").
 
     Args:
-      titles: of the tables.
-      columns: of the rows of a table, as in `findings.table`.
+      columns: of all tables, as in `findings.table`; `more` are of one table.
       others: by the label of a cell, the keys in which its runs depart from their recipe.
     """
     for name, title in titles.items():
         if lines := [row for row in rows if row["table"] == name]:
-            print(f"\nTable {name}: {title}\n{findings.table(lines, columns(lines))}")
+            print(f"\nTable {name}: {title}\n{findings.table(lines, columns | (more or {}).get(name, {}))}")
     print(f"\n{sum(row['seeds'] > 0 for row in rows)} of {len(rows)} rows have runs.")
     for label, keys in others.items():
         if keys:
             print(f"{label}: not the recipe, which has other values of {', '.join(keys)}")
 
 
-def evaluations(path: pathlib.Path, key: str) -> dict[str, dict[str, Any]]:
-    """The results of further evaluations in a run directory, by name; empty if there is no file.
+def protocols(
+    config: ConfigDict, model: Any, names: tuple[str, ...], *, directory: pathlib.Path | None = None
+) -> dict[str, dict]:
+    """The results of protocols on the data of a config; a long one resumes from its directory."""
+    runner.check(names, config, model)
+    with jax.set_mesh(sharding.create_mesh(config.mesh)):
+        return runner.evaluate(model, config, names, directory=directory)
 
-    Raises:
-      ValueError: the file is damaged.
-    """
+
+def evaluations(path: pathlib.Path, key: str) -> dict[str, dict[str, Any]]:
+    """The results of further evaluations of a run, by name; empty if there is no file, ValueError if it is damaged."""
     try:
         return json.loads(path.read_text())[key] if path.is_file() else {}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error}); delete it and evaluate again.") from error
 
 
-def write_evaluations(path: pathlib.Path, key: str, step: int, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write further evaluations with the step of the weights."""
-    path.write_text(json.dumps({"step": step, key: results}, indent=1) + "\n")
+def evaluate(path: pathlib.Path, key: str, wanted: Sequence[str], measure: Callable[..., dict | None]) -> None:
+    """Add evaluations that are missing in a file of a run's directory; each result is written at once.
+
+    `measure` gives the result by name, config and model, or None.
+    """
+    known = evaluations(path, key)
+    if missing := [name for name in wanted if name not in known]:
+        config, model, step = checkpoints.load_run(path.parent)
+        for name in missing:
+            if (result := measure(name, config, model)) is not None:
+                known[name] = result
+                path.write_text(json.dumps({"step": step, key: known}, indent=1) + "\n")

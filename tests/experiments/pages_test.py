@@ -192,9 +192,9 @@ def complexity_forward():
     for name in ("plain", "H8", "D8", "timm"):
         row, theirs = rows[name], paper.get(name)
         ratio = "" if name == "plain" else times(row["forward_ratio"])
-        theirs_ratio = times(theirs[1] / paper["plain"][1]) if theirs and name != "plain" else ""
+        theirs_ratio = times(theirs["ratio_paper"]) if theirs and name != "plain" else ""
         numbers = [f"{row['forward_throughput']:,.0f}", ratio, theirs_ratio, f"{row['forward_mib']:,.0f}"]
-        yield [f"{name}, plain" if name == "timm" else name, *numbers, f"{theirs[3]:,}" if theirs else ""]
+        yield [f"{name}, plain" if name == "timm" else name, *numbers, f"{theirs['mib_paper']:,}" if theirs else ""]
 
 
 @table("tables", "training step | images per second | over plain | memory, MiB")
@@ -614,7 +614,7 @@ def test_costs_are_those_that_the_command_prints(size, family, capsys):
     model = f"--model={FLAVOURS[family]}_{variant}"
     assert summarize.main([model, f"--model.family={family}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    parameters, _, paper, *_ = PAPER[size][family]
+    parameters, paper = (PAPER[size][family][f"{key}_paper"] for key in ("parameters", "flops"))
     millions, fused, unfused = found["parameters"] / 1e6, found["fvcore"] / 1e9, found["fvcore_unfused"] / 1e9
     expected = [f"{millions:.2f}", f"{parameters:.1f}", f"{fused:.2f}", f"{unfused:.2f}", f"{paper:.1f}"]
     assert [title if family == "plain" else f"{family}({title})", *expected] in tables_of("tables")[COSTS]

@@ -1,8 +1,6 @@
-r"""Accuracy and shift consistency of trained runs beside shift-equivariant ViTs: Tables 1, 2, 5, 6 and A9 to A12.
+"""Accuracy and shift consistency of trained runs beside shift-equivariant ViTs: Tables 1, 2, 5, 6 and A9 to A12.
 
-    python -m equivit.train --config=configs/adaptive_cifar.py:10,swin_t --workdir=runs/adaptive/swin_t \
-        --seeds=0,1,2,3,4
-    python -m experiments tables.adaptive.accuracy runs/adaptive  # some seconds
+    python -m experiments tables.adaptive.accuracy runs/adaptive --missing  # some seconds
     python -m experiments tables.adaptive.accuracy runs/adaptive --evaluate --tables=A11  # runs their models
 
 Takes the runs of configs/adaptive_cifar.py, adaptive_imagenet.py and adaptive_ade20k.py in the directory, at any depth;
@@ -19,18 +17,16 @@ least as accurate and as consistent as the default one of its table, or not furt
 where both follow their recipes.
 """
 
-import pathlib
-import statistics
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs import recipes
 from experiments import findings
 from experiments.findings import Claim
-from experiments.tables import finished_runs
-from experiments.tables.adaptive import further_evaluations, paper_numbers
-from experiments.tables.adaptive.paper_numbers import Cell, Entry
+from experiments.tables import finished_runs, papers
+from experiments.tables.adaptive import further_evaluations
 from experiments.tables.finished_runs import Run
 
 CLASSES = {10: "cifar10", 100: "cifar100", 1000: "imagenet", 150: "ade20k"}
@@ -45,32 +41,59 @@ TABLES = {
     "A11": "by the range of circular shifts, CIFAR-10",
     "A12": "default models made adaptive, CIFAR-10",
 }
-FIGURES = ("top1", "consistency")
+FIGURES = ("top1", "consistency")  # accuracy, on ADE20K mean IoU; consistency under the cell's shifts, there mASCC
 COLUMNS = dict(label="", seeds="seeds")
 for name in FIGURES:
     COLUMNS |= {name: name, f"{name}_spread": "+-", f"{name}_paper": "paper", f"{name}_paper_spread": "+-"}
 
 
+class Cell(NamedTuple):
+    """One training.
+
+    Attributes:
+      data: "cifar10", "cifar100", "imagenet" or "ade20k".
+      shifts: "circular" or "standard".
+      model: a name of the zoo.
+      variant: "default", "da" (trained on circular shifts), "adaptive", "no token", "no window" or "no merge" (adaptive
+        in all but one part), "adapted=20" (a default model, fine-tuned as an adaptive one for that many epochs).
+    """
+
+    data: str
+    shifts: str
+    model: str
+    variant: str
+
+
+# Rows of the tables: a cell; "condition", "" for runs as they ended, or of `further_evaluations.CONDITIONS`; "range" of
+# circular shifts, of `consistency.FRACTIONS`; figures in percent, and their spreads over five seeds if there are any.
+ENTRIES = papers.rows(__file__, "paper.csv", words=("table", *Cell._fields, "condition", "range"))
+Entry = Mapping[str, Any]
+
+
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    entries = [entry for entry in paper_numbers.entries() if entry.table in options.tables]
-    cells = list(dict.fromkeys(entry.cell for entry in entries))
+    parser = finished_runs.parser(__doc__, __file__, tables=TABLES)
+    parser.add_argument("--evaluate", action="store_true", help="the conditions of Tables A9 to A12, where not done")
+    options = parser.parse_args(arguments)
+    entries = [entry for entry in ENTRIES if entry["table"] in options.tables]
+    cells = list(dict.fromkeys(cell_in(entry) for entry in entries))
     runs = finished_runs.read(options.runs, may_be_empty=options.missing)
     found = finished_runs.present(runs, cell_of, cells, free=("init",))
-    if options.evaluate:
-        evaluate(entries, found)
-    others = {cell: departures(cell, runs) for cell, runs in found.items() if runs}
-    rows = [row(entry, found[entry.cell], others.get(entry.cell, [])) for entry in entries]
-    _print(rows, others)
+    for entry in (entry for entry in entries if options.evaluate and entry["condition"]):
+        for run in found[cell_in(entry)]:
+            further_evaluations.evaluate(run.place, [entry["condition"]])
+    others = {cell: departures(cell, runs[0]) for cell, runs in found.items() if runs}
+    rows = [row(entry, found[cell_in(entry)], others.get(cell_in(entry), [])) for entry in entries]
+    print("Top-1 accuracy and shift consistency, %; beside ours the paper's.")
+    lines = [{**r, "label": label(r)} for r in rows]
+    finished_runs.show(lines, TABLES, COLUMNS, {" ".join(cell): keys for cell, keys in others.items()})
     if options.missing:
         print(*(command(cell, options) for cell in cells if not found[cell]), sep="\n")
     return findings.finish(options, dict(rows=rows), claims_of(rows))
 
 
-def _options(arguments):
-    parser = finished_runs.parser(__doc__, __file__, tables=TABLES)
-    parser.add_argument("--evaluate", action="store_true", help="the conditions of Tables A9 to A12, where not done")
-    return parser.parse_args(arguments)
+def cell_in(entry: Entry) -> Cell:
+    """The cell of a row."""
+    return Cell(*(entry[key] for key in Cell._fields))
 
 
 def cell_of(run: Run) -> Cell | None:
@@ -102,68 +125,45 @@ def recipe(cell: Cell) -> str:
 
 
 def command(cell: Cell, options) -> str:
-    place = options.runs / "_".join(cell).replace(" ", "_").replace("=", "_")
-    words = [f"python -m equivit.train --config={recipe(cell)} --workdir={place}"]
-    words += ["--seeds=0,1,2,3,4"] if cell.data.startswith("cifar") and cell.variant != "da" else []
+    words = ["--seeds=0,1,2,3,4"] if cell.data.startswith("cifar") and cell.variant != "da" else []
     words += ["--config.init=IMAGENET_RUN"] if cell.data == "ade20k" else []
     words += [f"--config.model.adaptive={PARTS[cell.variant]}"] if cell.variant in PARTS else []
     words += ["--config.init=DEFAULT_RUN"] if cell.variant.startswith("adapted") else []
-    return " ".join(words)
+    return finished_runs.command(recipe(cell), options.runs / re.sub("[ =]", "_", "_".join(cell)), *words)
 
 
-def departures(cell: Cell, runs: list[Run]) -> list[str]:
+def departures(cell: Cell, run: Run) -> list[str]:
     """The keys in which the runs of a cell differ from its recipe."""
-    begun = cell.variant in PARTS or cell.variant.startswith("adapted") or cell.data == "ade20k"
-    free = ("init", "model.adaptive") if begun else ()
-    changes = [f"init={runs[0].config.init}"] if cell.variant.startswith("adapted") else []
-    return finished_runs.departures(runs[0], recipe(cell), free=free, changes=changes)
-
-
-def evaluate(entries: Iterable[Entry], found: dict[Cell, list[Run]]) -> None:
-    """Evaluate all runs in the conditions of the tables."""
-    wanted: dict[pathlib.Path, list[str]] = {}
-    for entry in entries:
-        for run in found[entry.cell] if entry.condition else ():
-            wanted.setdefault(run.place, []).append(entry.condition)
-    for place, conditions in wanted.items():
-        further_evaluations.evaluate(place, list(dict.fromkeys(conditions)))
+    adapted = cell.variant.startswith("adapted")
+    free = ("init", "model.adaptive") if adapted or cell.variant in PARTS or cell.data == "ade20k" else ()
+    changes = [f"init={run.config.init}"] if adapted else []
+    return finished_runs.departures(run, recipe(cell), free=free, changes=changes)
 
 
 def row(entry: Entry, runs: list[Run], other_values: list[str]) -> dict[str, Any]:
     """A row of a table in percent, ours beside the paper's; None for missing values."""
-    found = dict(table=entry.table, **entry.cell._asdict(), condition=entry.condition, range=entry.range)
-    values = {name: [] for name in FIGURES}
-    for run in runs:
-        if (figures := figures_of(entry, run)) is not None:
-            for name, value in zip(FIGURES, figures, strict=True):
-                values[name].append(value)
-    for name in FIGURES:
-        paper, ours = getattr(entry, name), values[name] if getattr(entry, name) else []
-        found |= {name: statistics.fmean(ours) if ours else None, f"{name}_values": ours}
-        found[f"{name}_spread"] = statistics.stdev(ours) if len(ours) > 1 else None
-        found |= {f"{name}_paper": paper and paper.mean, f"{name}_paper_spread": paper and paper.spread}
-    return found | dict(seeds=len(values["consistency"]), other_values=other_values)
+    found = {key: entry[key] for key in ("table", *Cell._fields, "condition", "range")}
+    figures = [values for run in runs if (values := figures_of(entry, run)) is not None]
+    for place, name in enumerate(FIGURES):
+        ours = finished_runs.over_seeds([values[place] for values in figures] if entry[name] is not None else [])
+        found |= {name: ours.mean, f"{name}_spread": ours.spread, f"{name}_values": ours.values}
+        found |= {f"{name}_paper": entry[name], f"{name}_paper_spread": entry[f"{name}_spread"]}
+    return found | dict(seeds=len(figures), other_values=other_values)
 
 
 def figures_of(entry: Entry, run: Run) -> tuple[float, float] | None:
     """Accuracy and consistency of a run, in percent; None where its condition has not been evaluated."""
-    if entry.condition:
-        result = further_evaluations.read(run.place).get(entry.condition)
-        return None if result is None else (100 * result["top1"], 100 * result[f"circular_{entry.range}"])
-    names = ("eval/accuracy/top1", f"eval/shift/{_shifts(entry.cell, run)}")
-    if entry.cell.data == "ade20k":
-        names = ("eval/segmentation/miou", f"eval/segmentation_shift/{_shifts(entry.cell, run)}")
+    if entry["condition"]:
+        result = further_evaluations.read(run.place).get(entry["condition"])
+        return None if result is None else (100 * result["top1"], 100 * result[f"circular_{entry['range']}"])
+    standard = {"ade20k": "zeros_64", "imagenet": "crop_full"}
+    cifar = f"zeros_{6 * run.config.data.image_size[0] // 32}"
+    shifts = "circular_full" if entry["shifts"] == "circular" else standard.get(entry["data"], cifar)
+    names = ("eval/accuracy/top1", f"eval/shift/{shifts}")
+    if entry["data"] == "ade20k":
+        names = ("eval/segmentation/miou", f"eval/segmentation_shift/{shifts}")
     top1, consistency = (finished_runs.figure([run], name).mean for name in names)
     return top1, consistency
-
-
-def _shifts(cell: Cell, run: Run) -> str:
-    """The name of a setting in the figures of the shift protocol."""
-    if cell.shifts == "circular":
-        return "circular_full"
-    if cell.data == "ade20k":
-        return "zeros_64"
-    return "crop_full" if cell.data == "imagenet" else f"zeros_{6 * run.config.data.image_size[0] // 32}"
 
 
 def claims_of(rows: list[dict]) -> list[Claim]:
@@ -194,9 +194,3 @@ def label(r: dict) -> str:
     range_ = f" {r['range'].replace('_', ' ')}" if r["condition"] == "ranges" else ""
     condition = {"": "", "ranges": "", "adapted": ", adapted at once"}.get(r["condition"], f", {r['condition']}")
     return f"{r['data']}, {r['shifts']}{range_}, {r['model']}, {r['variant']}{condition}"
-
-
-def _print(rows: list[dict], others: dict[Cell, list[str]]) -> None:
-    print("Top-1 accuracy and shift consistency, %; beside ours the paper's.")
-    lines = [{**r, "label": label(r)} for r in rows]
-    finished_runs.show(lines, TABLES, lambda _: COLUMNS, {" ".join(cell): keys for cell, keys in others.items()})

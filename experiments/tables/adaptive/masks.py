@@ -9,7 +9,6 @@ come in, and only pixels of both copies count.  Claim: circular shifts change no
 """
 
 import pathlib
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,38 +27,34 @@ LEAST = 4  # pixels in a box
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    loaded = {str(path): segmentation_run(path) for path in options.runs}
-    images = pictures(next(iter(loaded.values())).config, options.images, options.seed)
-    offsets = drawn(options.kind, images.shape[1:3], len(images), options.seed)
-    maps = {name: compared(run, images, offsets, options.kind) for name, run in loaded.items()}
-    rows = [
-        dict(model=name, image=k, offset=offsets[k].tolist(), changed=percent(back[k], changed[k]))
-        for name, (_, back, changed) in maps.items()
-        for k in range(len(changed))
-    ]
-    print(findings.table(rows, dict(model="model", image="image", offset="shift", changed="pixels changed, %")))
-    status = findings.finish(options, dict(kind=options.kind, rows=rows), claims_of(rows, loaded, options.kind))
-    draw(images, offsets, maps, options)
-    return status
-
-
-def _options(arguments):
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("runs", nargs="+", type=pathlib.Path, help="directories of trained segmentation models")
     parser.add_argument("--images", type=flags.at_least(1), default=3, help="how many (%(default)s)")
     parser.add_argument("--kind", choices=("circular", "zeros"), default="circular", help="of the shifts (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of images and shifts (%(default)s)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    loaded = {str(path): segmentation_run(path) for path in options.runs}
+    images = pictures(next(iter(loaded.values())).config, options.images, options.seed)
+    offsets = drawn(options.kind, images.shape[1:3], len(images), options.seed)
+    maps = {name: compared(run, images, offsets, options.kind) for name, run in loaded.items()}
+    rows, claims = [], []
+    for name, (_, back, changed) in maps.items():
+        shares = [percent(*pair) for pair in zip(back, changed, strict=True)]
+        rows += [dict(model=name, image=k, offset=offsets[k].tolist(), changed=share) for k, share in enumerate(shares)]
+        if options.kind == "circular" and getattr(loaded[name].model.config, "equivariant", False):
+            claims.append(Claim(f"{name}: most pixels changed, %", max(shares), at_most=0))
+    print(findings.table(rows, dict(model="model", image="image", offset="shift", changed="pixels changed, %")))
+    status = findings.finish(options, dict(kind=options.kind, rows=rows), claims)
+    draw(images, offsets, maps, options)
+    return status
 
 
 def segmentation_run(path: pathlib.Path) -> checkpoints.Loaded:
     """A run and its model; ValueError for one of another kind."""
     run = checkpoints.load_run(path)
     if not isinstance(run.model.config, SegmenterConfig):
-        raise ValueError(
-            f"{path}: its model has no label maps; give a run of configs/segment.py or adaptive_ade20k.py."
-        )
+        fix = "give a run of configs/segment.py or adaptive_ade20k.py"
+        raise ValueError(f"{path}: its model has no label maps; {fix}.")
     return run
 
 
@@ -98,39 +93,22 @@ def shifted(images: np.ndarray, offsets: np.ndarray, kind: str, fill: np.ndarray
     """Images [B, H, W, C], each rolled by its offset; with "zeros" the border is filled by `fill` [C]."""
     result = np.stack([np.roll(image, tuple(offset), (0, 1)) for image, offset in zip(images, offsets, strict=True)])
     if kind == "zeros":
-        for image, (down, right) in zip(result, offsets, strict=True):
-            image[: down if down > 0 else 0] = image[image.shape[0] + down if down < 0 else image.shape[0] :] = fill
-            image[:, : right if right > 0 else 0] = fill
-            image[:, image.shape[1] + right if right < 0 else image.shape[1] :] = fill
+        for image, offset in zip(result, offsets, strict=True):
+            rows, columns = (slice(by) if by >= 0 else slice(by, None) for by in offset)
+            image[rows] = image[:, columns] = fill
     return result
 
 
 def boxes(changed: np.ndarray) -> list[tuple[int, int, int, int]]:
     """(top, left, height, width) around groups of changed pixels, bool [H, W]; small groups have none."""
-    near = ndimage.binary_dilation(changed, iterations=GAP)
+    labels, _ = ndimage.label(ndimage.binary_dilation(changed, iterations=GAP))
     found = []
-    for place, group in zip(*_groups(near), strict=True):
-        if (changed[place] & group).sum() >= LEAST:
-            rows, columns = np.nonzero(changed[place] & group)
+    for number, place in enumerate(ndimage.find_objects(labels), 1):
+        rows, columns = np.nonzero(changed[place] & (labels[place] == number))
+        if len(rows) >= LEAST:
             top, left = place[0].start + rows.min(), place[1].start + columns.min()
             found.append((int(top), int(left), int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1))
     return found
-
-
-def _groups(near: np.ndarray) -> tuple[list[Any], list[np.ndarray]]:
-    labels, count = ndimage.label(near)
-    places = ndimage.find_objects(labels)
-    return places, [labels[places[k]] == k + 1 for k in range(count)]
-
-
-def claims_of(rows: list[dict], loaded: dict, kind: str) -> list[Claim]:
-    """Equivariant models follow every circular shift."""
-    worst = {name: max(row["changed"] for row in rows if row["model"] == name) for name in loaded}
-    return [
-        Claim(f"{name}: most pixels changed, %", worst[name], at_most=0)
-        for name, run in loaded.items()
-        if kind == "circular" and getattr(run.model.config, "equivariant", False)
-    ]
 
 
 def draw(images: np.ndarray, offsets: np.ndarray, maps: dict[str, tuple], options) -> None:
@@ -139,11 +117,9 @@ def draw(images: np.ndarray, offsets: np.ndarray, maps: dict[str, tuple], option
     palette = np.array([*colours.of_classes(classes), colours.VOID])
     height, width = images.shape[1:3]
     columns = 2 + 2 * len(maps)
-    size = (2.4 * columns, 0.5 + len(images) * 2.4 * height / width)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(2.4 * columns, 0.5 + len(images) * 2.4 * height / width), layout="constrained")
     grid = figure.subplots(len(images), columns, squeeze=False)
-    mean = np.full(images.shape[-1], 127.0)
-    copies = shifted(images, offsets, options.kind, mean)
+    copies = shifted(images, offsets, options.kind, np.full(images.shape[-1], 127.0))
     for k, row in enumerate(grid):
         shown = [images[k], copies[k]]
         for upright, back, _ in maps.values():
@@ -151,17 +127,12 @@ def draw(images: np.ndarray, offsets: np.ndarray, maps: dict[str, tuple], option
         for axes, picture in zip(row, shown, strict=True):
             axes.imshow(picture, interpolation="nearest")
             axes.set_axis_off()
-        for number, (_, back, changed) in enumerate(maps.values()):
-            second = row[3 + 2 * number]
-            second.set_title(f"{percent(back[k], changed[k]):.1f} % changed", fontsize=8, pad=2)
+        for axes, (_, back, changed) in zip(row[3::2], maps.values(), strict=True):
+            axes.set_title(f"{percent(back[k], changed[k]):.1f} % changed", fontsize=8, pad=2)
             for top, left, tall, wide in boxes(changed[k]):
-                second.add_patch(
-                    Rectangle((left - 1.5, top - 1.5), wide + 2, tall + 2, fill=False, color="yellow", linewidth=1.2)
-                )
-    titles = ["image", "shifted copy"]
-    for path in maps:
-        titles += ["/".join(pathlib.Path(path).parts[-2:]), None]
-    for axes, title in zip(grid[0], titles, strict=True):
-        if title:
-            axes.set_title(title, fontsize=9)
+                box = Rectangle((left - 1.5, top - 1.5), wide + 2, tall + 2, fill=False, color="yellow", linewidth=1.2)
+                axes.add_patch(box)
+    titles = ["image", "shifted copy", *("/".join(pathlib.Path(path).parts[-2:]) for path in maps)]
+    for axes, title in zip([*grid[0, :2], *grid[0, 2::2]], titles, strict=True):
+        axes.set_title(title, fontsize=9)
     figure.savefig(findings.picture(options), dpi=130)

@@ -29,7 +29,7 @@ import optax
 from flax import nnx
 
 from configs import recipes
-from equivit import costs, logical
+from equivit import logical
 from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
@@ -37,9 +37,10 @@ from equivit.models.swin.merge import PatchMerging
 from equivit.models.swin.window import spread
 from equivit.precision import PRECISIONS, cast
 from equivit.symmetry import shifts
-from experiments import compiled_models, findings, flags, machine, timing
+from experiments import compiled_models, findings, machine, timing
 from experiments.compiled_models import Compiled
 from experiments.findings import Claim
+from experiments.tables import measuring, papers
 
 VARIANTS = {"ordinary": {}, "output": dict(adaptive=True), "input": dict(adaptive=True, select="input")}
 CIRCULAR = {"circular": dict(padding="circular")}  # of families with convolutions that pad
@@ -50,22 +51,10 @@ BOUNDS = {
     "mvitv2_t": dict(output=1.20, input=1.08, macs=1.12, gradient=1.16),
 }
 FORWARD_MEMORY = 1.15
-# Images per second, ordinary and adaptive (Table 3); MiB allocated in training and inference (Table A1).
-PAPER = {
-    "swin_t": dict(speed=(704.07, 633.35), gradient=(4935, 5178), forward=(1012, 1012)),
-    "swinv2_t": dict(speed=(470.81, 405.01), gradient=(7712, 8113), forward=(1275, 1275)),
-    "cvt_13": dict(speed=(535.5, 492.12), gradient=(5794, 6257), forward=(1587, 1587)),
-    "mvitv2_t": dict(speed=(439.5, 352.06), gradient=(6335, 7364), forward=(1944, 2164)),
-}
+# Images per second (Table 3), MiB allocated in training ("gradient") and inference (Table A1).
+PAPER = {row["model"]: row for row in papers.rows(__file__, "paper_speed.csv", words=("model",))}
 # Milliseconds, ordinary and adaptive (Table 4), for batches of 128.
-PAPER_MODULES = {
-    "swin_t, embedding": (8.37, 35.89),
-    "merging, stage 2": (0.47, 7.68),
-    "merging, stage 3": (0.45, 4.47),
-    "merging, stage 4": (0.45, 3.09),
-    "windows, stage 1": (None, 7.63),
-    "positions": (2.84, 9.91),
-}
+PAPER_MODULES = {row["module"]: row for row in papers.rows(__file__, "paper_modules.csv", words=("module",))}
 GRADIENT_BATCH = 64
 COLUMNS = dict(model="", ordinary_ms="ordinary, ms", output_ms="adaptive", input_ms="by input", output="ratio")
 COLUMNS |= dict(input="by input", paper="paper", circular="ordinary, circular", macs="macs", macs_input="by input")
@@ -76,42 +65,30 @@ MODULE_COLUMNS |= dict(adaptive_paper="adaptive")
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    parser = measuring.parser(__doc__, __file__, models=list(BOUNDS), precisions=PRECISIONS, batch=128)
+    options = parser.parse_args(arguments)
     budget = timing.Budget(options.minutes)
     rows = {name: dict(model=name, **paper_columns(name), **arithmetic(name, options)) for name in options.models}
     for what, measure in (("forward", forward), ("gradient", gradient)):
         for name in options.models:
-            if budget.allows(f"{name}, {what}"):
-                with budget.trying(f"{name}, {what}"):
-                    rows[name] |= measure(name, options)
+            rows[name] |= measuring.attempt(budget, f"{name}, {what}", measure, name, options) or {}
     timed = []
     for name, build in modules(options).items():
-        if budget.allows(name):
-            with budget.trying(name):
-                timed.append(module_row(name, build(), options))
-    note = "  TINY MODELS: the figures mean nothing" if options.quick else "; ratios are adaptive over ordinary"
+        if (row := measuring.attempt(budget, name, module_row, name, build, options)) is not None:
+            timed.append(row)
+    note = measuring.note(options, "ratios are adaptive over ordinary")
     print(f"batches of {options.batch}, {options.precision}{note}")
     print(findings.table(list(rows.values()), COLUMNS))
     print(findings.table(timed, MODULE_COLUMNS))
-    keys = ("batch", "precision", "runs", "quick")
-    results = dict(**{key: getattr(options, key) for key in keys}, rows=rows, modules=timed)
+    results = dict(**measuring.settings(options), rows=rows, modules=timed)
     return findings.finish(options, results, claims_of(rows, judged=not options.quick), budget)
-
-
-def _options(arguments):
-    parser = flags.timing_parser(__doc__, __file__)
-    parser.add_argument("--models", type=flags.one_of(list(BOUNDS)), default=list(BOUNDS), help="(all)")
-    parser.add_argument("--batch", type=flags.at_least(1), default=128)
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
-    parser.add_argument("--quick", action="store_true", help="tiny models, to try the script")
-    return parser.parse_args(arguments)
 
 
 def paper_columns(name: str) -> dict[str, float]:
     """The paper's ratios, adaptive over ordinary, of times and of memory."""
-    ordinary, adaptive = PAPER[name]["speed"]
-    memory = {f"{what}_paper": PAPER[name][what][1] / PAPER[name][what][0] for what in ("forward", "gradient")}
-    return dict(paper=ordinary / adaptive, **memory)
+    row = PAPER[name]
+    memory = {f"{what}_paper": row[f"{what}_adaptive"] / row[f"{what}_ordinary"] for what in ("forward", "gradient")}
+    return dict(paper=row["ordinary"] / row["adaptive"], **memory)
 
 
 def sizes(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -124,11 +101,8 @@ def sizes(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def arithmetic(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Multiply-adds of one image over the ordinary model's, counted on shapes."""
-    macs = {}
-    for variant, fields in VARIANTS.items():
-        model = zoo.abstract(name, **sizes(name, options), **fields)
-        image = jax.ShapeDtypeStruct((1, *model.config.input_shape), jnp.float32)
-        macs[variant] = costs.count(lambda m, x: m(x), model, image).macs
+    models = {variant: zoo.abstract(name, **sizes(name, options), **fields) for variant, fields in VARIANTS.items()}
+    macs = {variant: measuring.counted(model).macs for variant, model in models.items()}
     return dict(macs=macs["output"] / macs["ordinary"], macs_input=macs["input"] / macs["ordinary"])
 
 
@@ -140,8 +114,7 @@ def forward(name: str, options: argparse.Namespace) -> dict[str, Any]:
         model = compiled_models.random_model(name, **sizes(name, options), **fields)
         images = noise(options.batch, *model.config.input_shape)
         found[variant] = compiled(lambda m, x: cast(m, options.precision)(x), model, images)
-    calls = {variant: program.start() for variant, program in found.items()}
-    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
+    seconds = measuring.seconds(found, options)
     return dict(
         **{f"{variant}_ms": 1e3 * value for variant, value in seconds.items()},
         **{f"{variant}_per_second": options.batch / value for variant, value in seconds.items()},
@@ -178,28 +151,23 @@ def temporary(what: str, found: dict[str, Compiled]) -> dict[str, Any]:
 # ---- Modules
 
 
-Modules = dict[str, Compiled]  # by the names of their columns
-
-
-def modules(options: argparse.Namespace) -> dict[str, Callable[[], Modules]]:
-    """Functions that compile the variants of each module."""
-    found: dict[str, Callable[[], Modules]] = {
-        f"{name}, embedding": functools.partial(embedding, name, options) for name in options.models
-    }
+def modules(options: argparse.Namespace) -> dict[str, Callable[[], dict[str, Compiled]]]:
+    """Functions that compile the variants of each module, by the names of their columns."""
+    build = functools.partial
+    found: dict[str, Callable] = {f"{name}, embedding": build(embedding, name, options) for name in options.models}
     if "swin_t" in options.models:
         swin = zoo.configuration("swin_t", **sizes("swin_t", options))
         side = swin.image_size[0] // swin.patch_size[0]
-        for stage in range(1, len(swin.depths)):
-            shape = (swin.widths[stage - 1], side // 2 ** (stage - 1))
-            found[f"merging, stage {stage + 1}"] = functools.partial(merging, *shape, options)
-        found["windows, stage 1"] = functools.partial(windows, swin.width, side, swin.window(0), options)
+        for stage, width in enumerate(swin.widths[:-1]):
+            found[f"merging, stage {stage + 2}"] = build(merging, width, side // 2**stage, options)
+        found["windows, stage 1"] = build(windows, swin.width, side, swin.window(0), options)
     if "mvitv2_t" in options.models:
         mvit = zoo.configuration("mvitv2_t", **sizes("mvitv2_t", options))
-        found["positions"] = functools.partial(positions, mvit.width, mvit.image_size[0] // 4, options)
+        found["positions"] = build(positions, mvit.width, mvit.image_size[0] // 4, options)
     return found
 
 
-def embedding(name: str, options: argparse.Namespace) -> Modules:
+def embedding(name: str, options: argparse.Namespace) -> dict[str, Compiled]:
     """The strided embedding of an ordinary model, and the choices of an adaptive one before it."""
     free = dict(adaptive=True, anchor=False, **sizes(name, options))
     model, by_input = (compiled_models.random_model(name, **free, select=select) for select in ("output", "input"))
@@ -217,7 +185,7 @@ def _phase(model, images):
     return next(iter(model.selections(images).values())).index
 
 
-def merging(width: int, size: int, options: argparse.Namespace) -> Modules:
+def merging(width: int, size: int, options: argparse.Namespace) -> dict[str, Compiled]:
     """Patch merging of a map at the corner, and where the content decides."""
     merge, grid = PatchMerging(width, norm_first=True, eps=1e-5, rngs=nnx.Rngs(0)), (size, size)
     x = noise(options.batch, size * size, width)
@@ -227,7 +195,7 @@ def merging(width: int, size: int, options: argparse.Namespace) -> Modules:
     )
 
 
-def windows(width: int, size: int, window: tuple[int, int], options: argparse.Namespace) -> Modules:
+def windows(width: int, size: int, window: tuple[int, int], options: argparse.Namespace) -> dict[str, Compiled]:
     """The choice of windows of a map, which is rolled to where they begin."""
 
     def placed(_, x):
@@ -237,7 +205,7 @@ def windows(width: int, size: int, window: tuple[int, int], options: argparse.Na
     return dict(adaptive_ms=compiled(placed, None, noise(options.batch, size, size, width)))
 
 
-def positions(channels: int, size: int, options: argparse.Namespace) -> Modules:
+def positions(channels: int, size: int, options: argparse.Namespace) -> dict[str, Compiled]:
     """The logits of positions in MViTv2's first block, whose keys have a stride of 4."""
     queries, keys = (size, size), (size // 4, size // 4)
     plane = DecomposedPosition(queries, channels, rngs=nnx.Rngs(0))
@@ -266,13 +234,10 @@ def compiled(apply: Callable, module: Any, x: Any) -> Compiled:
     return Compiled(start, machine.memory(program))
 
 
-def module_row(name: str, found: Modules, options: argparse.Namespace) -> dict[str, Any]:
+def module_row(name: str, build: Callable, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a module beside the paper's."""
-    calls = {column: program.start() for column, program in found.items()}
-    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
-    ordinary, adaptive = PAPER_MODULES.get(name, (None, None))
-    times = {column: 1e3 * value for column, value in seconds.items()}
-    return dict(module=name, **times, ordinary_paper=ordinary, adaptive_paper=adaptive)
+    times = {column: 1e3 * value for column, value in measuring.seconds(build(), options).items()}
+    return {**PAPER_MODULES.get(name, dict(module=name, ordinary_paper=None, adaptive_paper=None)), **times}
 
 
 # ---- Claims
@@ -282,13 +247,12 @@ def claims_of(rows: dict[str, dict], *, judged: bool) -> list[Claim]:
     claims, gpu = [], machine.on_gpu()
     for name, row in rows.items():
         bounds, times = BOUNDS[name], f"{name}: time over the ordinary model's"
-        output, input_ = (row.get("output"), row.get("input"))
         if gpu:
-            claims.append(Claim(f"{times}, the paper's as bound", output, at_most=row["paper"], judged=judged))
+            held = [(f"{times}, the paper's as bound", "output", row["paper"])]
         else:
-            claims.append(Claim(times, output, at_most=bounds["output"], judged=judged))
-            claims.append(Claim(f"{times}, by input", input_, at_most=bounds["input"], judged=judged))
-        claims.append(Claim(f"{name}: multiply-adds", row["macs"], at_most=bounds["macs"], judged=judged))
-        for what, bound in (("forward", FORWARD_MEMORY), ("gradient", bounds["gradient"])):
-            claims.append(Claim(f"{name}: temporary memory, {what}", row.get(what), at_most=bound, judged=judged))
+            held = [(times, "output", bounds["output"]), (f"{times}, by input", "input", bounds["input"])]
+        held += [(f"{name}: multiply-adds", "macs", bounds["macs"])]
+        held += [(f"{name}: temporary memory, forward", "forward", FORWARD_MEMORY)]
+        held += [(f"{name}: temporary memory, gradient", "gradient", bounds["gradient"])]
+        claims += [Claim(text, row.get(key), at_most=bound, judged=judged) for text, key, bound in held]
     return claims

@@ -1,8 +1,7 @@
 """Tokens of an image and of its shifted copy, by an ordinary and an adaptive model: Figure 4 of shift-equivariant ViTs.
 
     python -m experiments tables.adaptive.tokens  # CvT-13, about a minute on a CPU
-    python -m experiments tables.adaptive.tokens --model=swin_t --entry=swin_t
-    python -m experiments tables.adaptive.tokens --quick  # a tiny model; tries the script
+    python -m experiments tables.adaptive.tokens --model=swin_t --entry=swin_t --quick  # a tiny model; tries the script
 
 A photograph of scikit-learn is shifted by one row and one column, around the torus.  After each stage the tokens of the
 copy are subtracted from those at the same place of the image, as nearly as the grid allows.  The picture shows the
@@ -15,7 +14,6 @@ one's not at all; without the anchor by less than 1e-4, unless rounding decides 
 """
 
 import dataclasses
-import functools
 import pathlib
 
 import jax
@@ -41,17 +39,19 @@ COLUMNS |= dict(difference="largest difference", changed="tokens changed, %")
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    known = [name for name in recipes.HIERARCHICAL if "adaptive" in zoo.types_of(name)]
+    parser = flags.parser(__doc__, __file__)
+    parser.add_argument("--model", choices=known, default="cvt_13", help="(%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, to try the script")
+    options = parser.parse_args(arguments)
     recipe = recipes.HIERARCHICAL[options.model]
     side, small = (32, recipe["small"]) if options.quick else (recipe["side"], {})
-    pixels = {name: np.roll(photograph(side), shift, (0, 1)) for name, shift in (("upright", (0, 0)), ("moved", SHIFT))}
-    common = dict(image_size=(side, side), **recipe["circular"], **small)
-    models = {
-        name: compiled_models.random_model(options.model, **common, **fields) for name, fields in VARIANTS.items()
-    }
-    maps = {
-        variant: {name: stages(model, image) for name, image in pixels.items()} for variant, model in models.items()
-    }
+    image = photograph(side)
+    pixels = {"upright": image, "moved": np.roll(image, SHIFT, (0, 1))}
+    common, maps = dict(image_size=(side, side), **recipe["circular"], **small), {}
+    for variant, fields in VARIANTS.items():
+        model = compiled_models.random_model(options.model, **common, **fields)
+        maps[variant] = {name: jax.device_get(stages(model, image)) for name, image in pixels.items()}
     rows = [row for variant, both in maps.items() for row in compared(variant, both["upright"], both["moved"])]
     print(f"{options.model}, {side} px, shifted by {SHIFT}; differences relative to the largest token")
     print(findings.table([{**row, "changed": 100 * row["changed"]} for row in rows], COLUMNS))
@@ -61,15 +61,6 @@ def main(arguments=None) -> int:
     return status
 
 
-def _options(arguments):
-    known = [name for name in recipes.HIERARCHICAL if "adaptive" in zoo.types_of(name)]
-    parser = flags.parser(__doc__, __file__)
-    parser.add_argument("--model", choices=known, default="cvt_13", help="(%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, to try the script")
-    return parser.parse_args(arguments)
-
-
-@functools.cache
 def photograph(side: int) -> np.ndarray:
     """The centre of scikit-learn's picture of a temple, uint8 [side, side, 3]."""
     from sklearn import datasets  # slow to import
@@ -80,14 +71,10 @@ def photograph(side: int) -> np.ndarray:
     return np.asarray(image.crop((left, 0, left + height, height)).resize((side, side), Image.Resampling.BICUBIC))
 
 
+@jax.jit
 def stages(model, pixels: np.ndarray) -> list[Grid]:
     """The map after each stage."""
-    image = normalize(pixels[None], data_config.DataConfig.mean, data_config.DataConfig.std)
-    return jax.device_get(_stages(model, image))
-
-
-@jax.jit
-def _stages(model, images):
+    images = normalize(pixels[None], data_config.DataConfig.mean, data_config.DataConfig.std)
     last = tuple(int(block) - 1 for block in np.cumsum(model.config.depths))
     seen = model.features(images, blocks=last, norm=False).blocks
     return [seen[block].patches for block in last]
@@ -96,20 +83,13 @@ def _stages(model, images):
 def compared(variant: str, upright: list[Grid], moved: list[Grid]) -> list[dict]:
     """Differences between the shifted image's tokens and the image's, stage by stage."""
     rows = []
-    for stage, (one, other) in enumerate(zip(upright, moved, strict=True)):
+    for stage, (one, other) in enumerate(zip(upright, moved, strict=True), 1):
         difference, follows = subtracted(one, other)
-        rows.append(
-            dict(
-                variant=variant,
-                stage=stage + 1,
-                tokens=f"{one.values.shape[1]}x{one.values.shape[2]}",
-                begins=tuple(one.offset[0].tolist()),
-                moved=tuple(other.offset[0].tolist()),
-                follows=follows,
-                difference=float(difference.max() / np.abs(one.values).max()),
-                changed=float((difference > 0).any(-1).mean()),
-            )
-        )
+        tokens = "{}x{}".format(*one.values.shape[1:3])
+        row = dict(variant=variant, stage=stage, tokens=tokens, begins=tuple(one.offset[0].tolist()))
+        row |= dict(moved=tuple(other.offset[0].tolist()), follows=follows)
+        row |= dict(difference=float(difference.max() / np.abs(one.values).max()))
+        rows.append(row | dict(changed=float((difference > 0).any(-1).mean())))
     return rows
 
 

@@ -1,7 +1,6 @@
-r"""Accuracy of fine-tuned ViTs with attention replaced beside depthwise attention: Tables 2, 3, 4, 5, A.1 and A.2.
+"""Accuracy of fine-tuned ViTs with attention replaced beside depthwise attention: Tables 2, 3, 4, 5, A.1 and A.2.
 
-    python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=runs/depthwise/stage1 \
-        --config.init=dinov2:FILE
+    python -m experiments tables.depthwise.accuracy runs/depthwise --missing --tables=2
     python -m experiments tables.depthwise.selection runs/depthwise/stage1 --output=runs/depthwise/selection.json
     python -m experiments tables.depthwise.accuracy runs/depthwise --selection=runs/depthwise/selection.json
 
@@ -35,7 +34,7 @@ from equivit.training import build, freezing
 from equivit.training import config as configs
 from experiments import findings, machine
 from experiments.findings import Claim
-from experiments.tables import finished_runs
+from experiments.tables import finished_runs, papers
 from experiments.tables.depthwise import onnx_calls
 from experiments.tables.finished_runs import Run
 
@@ -63,56 +62,7 @@ WAYS = {
     "frozen": ("frozen", ", frozen"),
     "one_stage": ("one_stage", ", one stage"),
 }
-# Table, data, backbone, kind, how many, way; mean IoU or top-1 accuracy in %; milliseconds.
-PAPER = """
-2   coco    dinov2_l14  -       0    attention     66.03  161.4
-2   coco    dinov2_l14  conv    12   lowest        65.84  173.5
-2   coco    dinov2_l14  dw      12   lowest        65.95  133.6
-2   coco    dinov2_l14  spvit   10   lowest        65.05  133.3
-2   coco    dinov2_l14  ens_dw  10   lowest        64.81  131.1
-2   coco    dinov2_l14  dw      16   lowest        64.64  126.1
-2   coco    dinov2_l14  ens_dw  12   lowest        63.92  124.5
-2   coco    dinov2_b14  -       0    attention     63.37  49.9
-2   coco    dinov2_b14  dw      6    lowest        62.22  40.8
-2   coco    dinov2_b14  ens_dw  6    lowest        60.55  38.1
-2   in1k    dinov2_l14  -       0    attention     86.22  161.4
-2   in1k    dinov2_l14  dw      12   lowest        85.45  133.6
-2   in1k    dinov2_l14  ens_dw  10   lowest        84.96  131.1
-2   in1k    dinov2_l14  dw      16   lowest        84.88  126.1
-2   in1k    dinov2_l14  ens_dw  12   lowest        84.65  124.5
-3   in1k    dinov2_b14  -       0    attention     83.76
-3   in1k    dinov2_b14  dw      6    lowest        82.00
-3   ade20k  dinov2_b14  -       0    attention     53.83
-3   ade20k  dinov2_b14  dw      6    lowest        51.70
-3   ade20k  dinov2_l14  -       0    attention     56.84
-3   ade20k  dinov2_l14  dw      12   lowest        56.05
-4   coco    mae_b16     -       0    attention     58.84  42.95
-4   coco    mae_b16     dw      6    lowest        57.91  35.04
-4   coco    mae_l16     -       0    attention     60.22  122.47
-4   coco    mae_l16     dw      12   lowest        59.81  102.23
-4   coco    clip_b16    -       0    attention     61.52  42.93
-4   coco    clip_b16    dw      6    lowest        59.06  35.07
-4   coco    clip_l14    -       0    attention     64.65  153.91
-4   coco    clip_l14    dw      12   lowest        62.17  128.38
-5   coco    dinov2_l14  dw      12   lowest        65.95
-5   coco    dinov2_l14  dw      12   dsp           64.15
-5   coco    dinov2_l14  dw      12   dsp_2s        64.00
-5   coco    dinov2_l14  dw      17   lowest        63.77
-5   coco    dinov2_l14  dw      17   dsp           58.25
-5   coco    dinov2_l14  dw      17   dsp_2s        64.20
-5   coco    dinov2_l14  dw      192  lowest_heads  65.52
-5   coco    dinov2_l14  dw      192  dsp_heads     62.32
-5   coco    dinov2_l14  dw      192  dsp_2s_heads  65.79
-5   coco    dinov2_l14  dw      12   highest       61.46
-5   coco    dinov2_l14  dw      7    highest       64.02
-5   coco    dinov2_l14  dw      12   one_stage     65.63
-A.1 coco    dinov2_l14  dw      12   lowest        65.95
-A.1 coco    dinov2_l14  dw      12   frozen        65.12
-A.2 coco    dinov2_l14  -       0    attention     66.03
-A.2 coco    dinov2_l14  -       0    class_token   66.03
-A.2 in1k    dinov2_l14  -       0    attention     86.22
-A.2 in1k    dinov2_l14  -       0    class_token   86.35
-"""
+FREE = ("init", "model.replaced")
 TRAINED = {"lowest": 284.4, "frozen": 25.3}  # M parameters, Table A.1
 # Of the same data and backbone the first is above the second: (kind, how many, way).
 ABOVE = (
@@ -128,7 +78,7 @@ ABOVE = (
 WITHIN = 0.3  # points
 COLUMNS = dict(label="", seeds="seeds", figure="%", spread="+-", paper="paper", gap="to attention", gap_paper="paper")
 SPEED = dict(ms="ms", saved="saved %", ms_paper="paper ms", saved_paper="saved %")
-PARAMETERS = dict(trained="M trained", trained_paper="paper")
+MORE = {"2": SPEED, "4": SPEED, "A.1": dict(trained="M trained", trained_paper="paper")}  # columns
 
 
 class Cell(NamedTuple):
@@ -150,30 +100,31 @@ class Entry(NamedTuple):
     ms: float | None
 
 
+PAPER = papers.rows(__file__, "paper.csv", words=("table", "task", "backbone", "kind", "way"))
+ENTRIES = [Entry(row["table"], Cell(*(row[key] for key in Cell._fields)), row["figure"], row["ms"]) for row in PAPER]
+
+
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    wanted = [entry for entry in entries() if entry.table in options.tables]
-    cells = list(dict.fromkeys(entry.cell for entry in wanted))
-    choices = [found for path in options.selection for found in _read("--selection", path, "selection.py")]
-    runs = finished_runs.read(options.runs, may_be_empty=True)
-    found = finished_runs.present(runs, lambda run: cell_of(run, choices), cells, free=("init", "model.replaced"))
-    others = {cell: departures(cell, group[0]) for cell, group in found.items() if group}
-    rows = table(wanted, found, others, speeds(options.speed))
-    _print(rows, others)
-    if options.missing:
-        print(*(command(cell, options.runs) for cell in cells if not found[cell]), sep="\n")
-    return findings.finish(options, dict(rows=rows), claims_of(rows))
-
-
-def _options(arguments):
     parser = finished_runs.parser(__doc__, __file__, tables=TABLES)
     several = dict(type=pathlib.Path, action="append", default=[])
     parser.add_argument("--selection", **several, help="JSON of selection.py; may be given several times")
     parser.add_argument("--speed", **several, help="JSON of speed.py; may be given several times")
     options = parser.parse_args(arguments)
     default = pathlib.Path(__file__).with_name("speed.json")
-    options.speed = options.speed or ([default] if default.is_file() else [])
-    return options
+    times = speeds(options.speed or ([default] if default.is_file() else []))
+    wanted = [entry for entry in ENTRIES if entry.table in options.tables]
+    cells = list(dict.fromkeys(entry.cell for entry in wanted))
+    choices = [found for path in options.selection for found in _read("--selection", path, "selection.py")]
+    runs = finished_runs.read(options.runs, may_be_empty=True)
+    found = finished_runs.present(runs, lambda run: cell_of(run, choices), cells, free=FREE)
+    others = {cell: departures(cell, group[0]) for cell, group in found.items() if group}
+    rows = table(wanted, found, others, times)
+    print("Mean IoU (COCO, ADE20K) and top-1 accuracy (ImageNet-1k), %; beside ours the paper's.")
+    departed = {label(cell): keys for cell, keys in others.items()}
+    finished_runs.show(rows, TABLES, COLUMNS, departed, more=MORE)
+    if options.missing:
+        print(*(command(cell, options.runs) for cell in cells if not found[cell]), sep="\n")
+    return findings.finish(options, dict(rows=rows), claims_of(rows))
 
 
 def _read(flag: str, path: pathlib.Path, script: str) -> list[dict[str, Any]]:
@@ -182,16 +133,6 @@ def _read(flag: str, path: pathlib.Path, script: str) -> list[dict[str, Any]]:
         return [dict(entry) for entry in json.loads(path.read_text()).values()]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{flag}={path}: this is no JSON of {script} ({error}); run that first.") from error
-
-
-def entries() -> list[Entry]:
-    """All rows of all tables, in their order."""
-    found = []
-    for line in PAPER.strip().splitlines():
-        name, task, backbone, kind, number, way, *figures = line.split()
-        figure, ms = (*map(float, figures), None)[:2]
-        found.append(Entry(name, Cell(task, backbone, kind, int(number), way), figure, ms))
-    return found
 
 
 # ---- Which run is what
@@ -226,10 +167,9 @@ def cell_of(run: Run, choices: Sequence[dict]) -> Cell | None:
 
 def _backbone(config) -> str | None:
     """The word of configs/depthwise.py for a model; tokens beside the patches do not count."""
-    free = (*depthwise.PATCHES_ONLY, "name")
     for word, fields in depthwise.BACKBONES.items():
-        same = all(config.model.get(key) == value for key, value in fields.items() if key not in free)
-        if same and config.model.name == fields["name"]:
+        kept = {key: value for key, value in fields.items() if key not in depthwise.PATCHES_ONLY}
+        if all(config.model.get(key) == value for key, value in kept.items()):
             return word
     return None
 
@@ -272,14 +212,13 @@ def command(cell: Cell, runs: pathlib.Path) -> str:
     stage = WAYS[cell.way][0]
     source = cell.backbone.partition("_")[0] + ":FILE" if stage in ("stage1", "one_stage") else "STAGE1_RUN"
     keys = [f"--config.{change}" for change in (f"init={source}", *changes(cell))]
-    place = runs / "_".join(map(str, cell)).replace("_-_0", "")
-    return " ".join([f"python -m equivit.train --config={recipe(cell)} --workdir={place}", *keys])
+    return finished_runs.command(recipe(cell), runs / "_".join(map(str, cell)).replace("_-_0", ""), *keys)
 
 
 def departures(cell: Cell, run: Run) -> list[str]:
     """The keys in which the runs of a cell differ from its recipe."""
     given = [change.replace("BLOCKS", "((0,),)") for change in changes(cell)]
-    return finished_runs.departures(run, recipe(cell), free=("init", "model.replaced"), changes=given)
+    return finished_runs.departures(run, recipe(cell), free=FREE, changes=given)
 
 
 # ---- Figures
@@ -309,22 +248,23 @@ def trained(cell: Cell) -> float:
 
 def table(wanted: Sequence[Entry], found: dict, others: dict, times: dict) -> list[dict[str, Any]]:
     """The rows, ours beside the paper's; None for missing values."""
-    figures = {cell: finished_runs.figure(runs, FIGURES[cell.task]) for cell, runs in found.items() if runs}
-    paper = {entry.cell: entry for entry in entries()[::-1]}  # of Table 2, which has times, rather than of later ones
+    means = {cell: finished_runs.figure(runs, FIGURES[cell.task]) for cell, runs in found.items() if runs}
+    paper = {entry.cell: entry for entry in ENTRIES[::-1]}  # of Table 2, which has times, rather than of later ones
     rows = []
     for name, cell, theirs, ms in wanted:
         attention = cell._replace(kind="-", number=0, way="attention")
-        ours, before, base = figures.get(cell), figures.get(attention), paper[attention]
-        mean = None if ours is None else ours.mean
-        row = dict(table=name, **cell._asdict(), label=label(cell), seeds=len(found[cell]), figure=mean, paper=theirs)
-        row |= dict(spread=ours and ours.spread, other_values=others.get(cell, []), before=others.get(attention, []))
+        ours, before, base = means.get(cell), means.get(attention), paper[attention]
+        row = dict(table=name, **cell._asdict(), label=label(cell), seeds=len(found[cell]), paper=theirs)
+        row |= dict(figure=ours and ours.mean, spread=ours and ours.spread)
+        row |= dict(other_values=others.get(cell, []), before=others.get(attention, []))
         if cell != attention:
-            gap = None if ours is None or before is None else ours.mean - before.mean
-            row |= dict(gap=gap, gap_paper=theirs - base.figure)
+            row |= dict(gap=ours.mean - before.mean if ours and before else None, gap_paper=theirs - base.figure)
         if ms is not None:
-            time = times.get((depthwise.BACKBONES[cell.backbone]["name"], cell.kind, cell.number), (None, None))
-            saved = 100 * (1 - ms / base.ms) if cell != attention else None
-            row |= dict(ms=time[0], saved=time[1] if cell != attention else None, ms_paper=ms, saved_paper=saved)
+            time, saved = times.get((depthwise.BACKBONES[cell.backbone]["name"], cell.kind, cell.number), (None, None))
+            saved_paper = 100 * (1 - ms / base.ms)
+            if cell == attention:
+                saved = saved_paper = None
+            row |= dict(ms=time, saved=saved, ms_paper=ms, saved_paper=saved_paper)
         if name == "A.1":
             row |= dict(trained=trained(cell), trained_paper=TRAINED[cell.way])
         rows.append(row)
@@ -356,12 +296,3 @@ def claims_of(rows: Sequence[dict]) -> list[Claim]:
                 text = f"{better['label']}: points above {worse['label']}"
                 claims[text] = Claim(text, better["figure"] - worse["figure"], at_least=0, judged=judged)
     return list(claims.values())
-
-
-def _print(rows: Sequence[dict], others: dict) -> None:
-    print("Mean IoU (COCO, ADE20K) and top-1 accuracy (ImageNet-1k), %; beside ours the paper's.")
-    finished_runs.show(rows, TABLES, columns_of, {label(cell): keys for cell, keys in others.items()})
-
-
-def columns_of(rows: Sequence[dict]) -> dict[str, str]:
-    return COLUMNS | (SPEED if "ms" in rows[0] else {}) | (PARAMETERS if "trained" in rows[0] else {})

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import findings, flags, machine, timing
+from experiments.tables import measuring
 from experiments.tables.depthwise import onnx_calls
 
 GRID, WIDTH, HEADS = (24, 24), 1024, 16
@@ -37,9 +38,8 @@ def main(arguments=None) -> int:
     budget, calls = timing.Budget(options.minutes), {}
     for kind, dtype in PAPER if machine.on_gpu() else ():
         name = f"{onnx_calls.NAMES[kind]} in {dtype}"
-        if budget.allows(name):
-            with budget.trying(name):
-                calls[kind, dtype] = compiled(kind, dtype, options.calls)
+        if (call := measuring.attempt(budget, name, compiled, kind, dtype, options.calls)) is not None:
+            calls[kind, dtype] = call
     seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
     rows = []
     for (kind, dtype), (ms, size) in PAPER.items():
@@ -52,8 +52,7 @@ def main(arguments=None) -> int:
 
 def compiled(kind: str | None, dtype: str, calls: int):
     """A program that applies the deployed module to its own output a number of times."""
-    module = onnx_calls.module(WIDTH, HEADS, kind)
-    module = module if kind is None else module.folded()
+    module = onnx_calls.module(WIDTH, HEADS, kind, folded=True)
     module = jax.tree.map(lambda leaf: leaf.astype(dtype), module)
 
     @functools.partial(jax.jit, static_argnums=2)

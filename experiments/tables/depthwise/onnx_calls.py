@@ -1,5 +1,6 @@
 """ONNX sessions of single modules and of whole backbones with random weights, for the scripts about speed."""
 
+import argparse
 import pathlib
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,29 +15,40 @@ from equivit.depthwise.replacement import PATCHES_ONLY
 from equivit.layers import dense
 from equivit.layers.depthwise import replace_attention
 from equivit.models.inference import deployed, deployed_part
+from experiments import flags
 from kernels import using
 
 NAMES = {None: "MhSA", "conv": "Conv_all", "dw": "DW", "spvit": "SPViT-style", "ens_dw": "Ens+DW"}
+VIT_L = ("dinov2_vit_l14", 336)  # model and pixels that the paper's numbers are of
 
 
-def module(width: int, num_heads: int, kind: str | None, heads: tuple[int, ...] | None = None) -> nnx.Module:
-    """An attention of random weights, replaced unless `kind` is None."""
+def parser(description: str, script: str, **defaults: int) -> argparse.ArgumentParser:
+    """`flags.timing_parser` with a backbone and the size of its images."""
+    options = flags.timing_parser(description, script, **defaults)
+    options.add_argument("--model", default=VIT_L[0], help="the backbone (%(default)s)")
+    options.add_argument("--pixels", type=int, default=VIT_L[1], help="side of its images (%(default)s)")
+    return options
+
+
+def module(width: int, num_heads: int, kind: str | None, *, folded: bool = False) -> nnx.Module:
+    """An attention of random weights, replaced unless `kind` is None; `folded`: as it is deployed."""
     attention = dense.Attention(width, num_heads, rngs=nnx.Rngs(0))
-    return attention if kind is None else replace_attention(attention, kind, heads=heads)
+    if kind is None:
+        return attention
+    replaced = replace_attention(attention, kind)
+    return replaced.folded() if folded else replaced
 
 
-def module_call(grid: tuple[int, int], width: int, num_heads: int, kind: str | None, **options) -> Callable[[], None]:
+def module_call(grid: tuple[int, int], width: int, num_heads: int, kind: str | None) -> Callable[[], None]:
     """A call of one module on the tokens of a grid, as it is deployed."""
-    form = deployed_part(module(width, num_heads, kind, **options), grid)
+    form = deployed_part(module(width, num_heads, kind), grid)
     return _call(lambda x: form(x, grid), (1, grid[0] * grid[1], width))
 
 
 def backbone_call(name: str, size: tuple[int, int], replaced: tuple = (), **overrides) -> Callable[[], None]:
     """A call of a backbone of the zoo without a head, which gives its patch tokens after the final norm.
 
-    Args:
-      replaced: as in `ViTConfig`.
-      overrides: of other fields.
+    `replaced` and the overrides are fields of `ViTConfig`.
     """
     options = dict(PATCHES_ONLY, image_size=size, num_classes=None, replaced=replaced) | overrides
     form = deployed(models.create(name, **options), size)

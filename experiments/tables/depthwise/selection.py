@@ -37,31 +37,6 @@ QUERIES = 3  # along each side
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    model = alone(load_model(options.model))
-    data = checkpoints.load_run(_run_with_data(options)).config.data
-    batches = TrainingImages(data, options.images, batch_size=options.batch)
-    moments = selection.moments(model, batches)
-    scores = {"after": selection.Sigma.from_moments(moments)}
-    if options.before:
-        scores["before"] = selection.sigma(alone(load_model(options.before)), batches)
-    number = options.number or model.config.depth // 2
-    choices = chosen(scores, number, options.dsp)
-    grid = check_grid(tuple(data.image_size), model.config.patch_size, "data.image_size")
-    results = dict(
-        sigma={name: dict(heads=one.heads.tolist(), blocks=one.blocks.tolist()) for name, one in scores.items()},
-        chosen=choices,
-        images=options.images,
-    )
-    status, picture = findings.finish(options, results, []), findings.picture(options)
-    draw_selection(scores, choices, picture)
-    draw_maps(moments, scores["after"].heads, grid, picture.with_stem(f"{picture.stem}_maps"))
-    if model.position is not None:
-        draw_positions(similarities(model.position(grid), grid), picture.with_stem(f"{picture.stem}_positions"))
-    return status
-
-
-def _options(arguments):
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("model", help="a run, a saved model, or <source>:<file>")
     parser.add_argument("--before", help="the model before it was fine-tuned")
@@ -70,15 +45,28 @@ def _options(arguments):
     parser.add_argument("--images", type=int, default=1000, help="how many (%(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="at a time (%(default)s)")
     parser.add_argument("--number", type=int, help="blocks that are chosen; half of them if not given")
-    return parser.parse_args(arguments)
-
-
-def _run_with_data(options) -> pathlib.Path:
+    options = parser.parse_args(arguments)
+    model = alone(load_model(options.model))
     place = pathlib.Path(options.data or options.model)
     if not (place / "config.json").is_file():
         given = f"--data={place}" if options.data else options.model
         raise ValueError(f"{given}: this is no run, so that it names no training images; give one with --data.")
-    return place
+    data = checkpoints.load_run(place).config.data
+    batches = TrainingImages(data, options.images, batch_size=options.batch)
+    moments = selection.moments(model, batches)
+    scores = {"after": selection.Sigma.from_moments(moments)}
+    if options.before:
+        scores["before"] = selection.sigma(alone(load_model(options.before)), batches)
+    choices = chosen(scores, options.number or model.config.depth // 2, options.dsp)
+    grid = check_grid(tuple(data.image_size), model.config.patch_size, "data.image_size")
+    sigma = {name: dict(heads=one.heads.tolist(), blocks=one.blocks.tolist()) for name, one in scores.items()}
+    status = findings.finish(options, dict(sigma=sigma, chosen=choices, images=options.images), [])
+    picture = findings.picture(options)
+    draw_selection(scores, choices, picture)
+    draw_maps(moments, scores["after"].heads, grid, picture.with_stem(f"{picture.stem}_maps"))
+    if model.position is not None:
+        draw_positions(similarities(model.position(grid), grid), picture.with_stem(f"{picture.stem}_positions"))
+    return status
 
 
 def alone(model: Any) -> Any:
@@ -89,9 +77,7 @@ def alone(model: Any) -> Any:
 def chosen(scores: dict[str, selection.Sigma], number: int, dsp: list[str]) -> dict[str, list]:
     """Blocks and (block, head) pairs by way of choosing, and the choices of runs with gates."""
     heads = scores["after"].heads
-    found: dict[str, list] = {
-        f"Sigma {name}": list(selection.select(one.blocks, number)) for name, one in scores.items()
-    }
+    found = {f"Sigma {name}": list(selection.select(one.blocks, number)) for name, one in scores.items()}
     found["Sigma of heads"] = [list(pair) for pair in selection.select(heads, number * heads.shape[1])]
     for place in dsp:
         config = alone(load_model(place)).config
@@ -115,20 +101,24 @@ def draw_selection(scores: dict[str, selection.Sigma], choices: dict[str, list],
     figure = Figure(figsize=(9, 3 + 2.2 * len(scores)), layout="constrained")
     rows = figure.subplots(2 + len(scores), 1)
     depth = len(scores["after"].blocks)
-    of_blocks = {name: places for name, places in choices.items() if not (places and isinstance(places[0], list))}
+    of_blocks = {name: places for name, places in choices.items() if not _of_heads(places)}
     shown = np.array([[i in places for i in range(depth)] for places in of_blocks.values()], float)
     rows[0].imshow(shown, cmap="Reds", vmin=0, vmax=1.4, aspect="auto")
     rows[0].set(yticks=range(len(of_blocks)), yticklabels=of_blocks, xlabel="block", xticks=range(depth))
     _draw_heads(rows[1], scores["after"].heads, choices)
     for axes, (name, one) in zip(rows[2:], scores.items(), strict=True):
         places = choices[f"Sigma {name}"]
-        following = selection.select(
-            np.where(np.isin(range(depth), places), np.nan, one.blocks), min(5, depth - len(places))
-        )
+        others = np.where(np.isin(range(depth), places), np.nan, one.blocks)
+        following = selection.select(others, min(5, depth - len(places)))
         colors = [CHOSEN if i in places else NEXT if i in following else OTHER for i in range(depth)]
         axes.bar(range(depth), np.nan_to_num(one.blocks), color=colors)
         axes.set(xlabel="block", ylabel="Sigma", xticks=range(depth), title=f"{name} fine-tuning")
     figure.savefig(output, dpi=150)
+
+
+def _of_heads(places: list) -> bool:
+    """Whether a choice is of (block, head) pairs."""
+    return bool(places) and isinstance(places[0], list)
 
 
 def _draw_heads(axes, heads: np.ndarray, choices: dict[str, list]) -> None:
@@ -137,7 +127,7 @@ def _draw_heads(axes, heads: np.ndarray, choices: dict[str, list]) -> None:
     for block, head in np.ndindex(heads.shape):
         axes.plot(block, heads[block, head], "o", ms=4, color=NEXT if (block, head) in lowest else OTHER)
     for name, places in choices.items():
-        if name.startswith("DSP") and places and isinstance(places[0], list):
+        if name.startswith("DSP") and _of_heads(places):
             points = [(block, heads[block, head]) for block, head in places]
             axes.plot(*zip(*points, strict=True), "D", ms=7, mfc="none", color=CHOSEN, label=name)
             axes.legend(frameon=False)
@@ -150,13 +140,13 @@ def draw_maps(moments: selection.Moments, heads: np.ndarray, grid: tuple[int, in
     number, middle = min(SHOWN, max(1, len(order) // 3)), len(order) // 2
     rows = {"lowest": order[:number], "middle": order[middle : middle + number], "highest": order[-number:]}
     figure = Figure(figsize=(2 * number, 6.6), layout="constrained")
+    r, c = grid[0] - 1, grid[1] - 1
+    top, left = max(r - CROP, 0), max(c - CROP, 0)
     for line, (name, places) in zip(figure.subplots(3, number, squeeze=False), rows.items(), strict=True):
         for axes, (block, head) in zip(line, places, strict=False):
             deviation = jax.tree.map(lambda a, b=block: a[b], moments).deviation()[head]
             whole = np.asarray(selection.aligned(deviation, grid))
-            (r, c), reach = (grid[0] - 1, grid[1] - 1), CROP
-            top, left = max(r - reach, 0), max(c - reach, 0)
-            axes.imshow(whole[top : r + reach + 1, left : c + reach + 1], cmap="viridis")
+            axes.imshow(whole[top : r + CROP + 1, left : c + CROP + 1], cmap="viridis")
             axes.add_patch(Rectangle((c - left - 1.5, r - top - 1.5), 3, 3, fill=False, color="red"))
             axes.set_title(f"{name}: block {block}, head {head}\nSigma {heads[block, head]:.1f}", fontsize=7)
         for axes in line:

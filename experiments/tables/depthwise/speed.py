@@ -11,6 +11,7 @@ headings must be exchanged, as 2.4 GFLOPs take 594 ms in one and 19 ms in the ot
 from equivit import onnx_files, profile
 from experiments import findings, flags, timing
 from experiments.findings import Claim
+from experiments.tables import measuring
 from experiments.tables.depthwise import onnx_calls
 
 TABLE_1 = {None: 3.2, "conv": 3.71, "dw": 1.26, "spvit": 0.641, "ens_dw": 0.215}  # 576 tokens, width 1024, 16 heads
@@ -23,18 +24,15 @@ TABLE_A3 = {
 TABLE_2 = {(None, 0): (161.4, None), ("dw", 6): (None, 0.08), ("dw", 12): (133.6, 0.16), ("ens_dw", 10): (131.1, 0.18)}
 TARGETS = {"dw": 0.35, "ens_dw": 0.05}  # of the time of attention, in Table 1
 PARTS = ("modules", "small_modules", "backbones")
-MODULES = dict(
-    module="module", tokens="tokens", heads="heads", ms="ms", ratio="ratio", paper="paper ms", theirs="ratio"
-)
+MODULES = dict(module="module", tokens="tokens", heads="heads", ms="ms", ratio="ratio")
+MODULES |= dict(paper="paper ms", theirs="ratio")
 DESKTOP = dict(desktop="desktop CPU ms", desktop_ratio="ratio")
 BACKBONES = dict(kind="kind", blocks="blocks", ms="ms", saved="saved %", paper="paper ms", theirs="saved %")
 
 
 def main(arguments=None) -> int:
-    parser = flags.timing_parser(__doc__, __file__, runs=25, warmup=3)
+    parser = onnx_calls.parser(__doc__, __file__, runs=25, warmup=3)
     parser.add_argument("--only", default=list(PARTS), type=flags.one_of(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--model", default="dinov2_vit_l14", help="the backbone (%(default)s)")
-    parser.add_argument("--pixels", type=int, default=336, help="side of its images (%(default)s)")
     parser.add_argument("--backbone_runs", type=int, default=7, help="timed rounds of backbones (%(default)s)")
     options = parser.parse_args(arguments)
     budget, found = timing.Budget(options.minutes), {}
@@ -42,9 +40,8 @@ def main(arguments=None) -> int:
     with profile.alone() as conditions:
         print(conditions)
         for part in options.only:
-            if budget.allows(part):
-                with budget.trying(part):
-                    found[part] = measures[part](options)
+            if (rows := measuring.attempt(budget, part, measures[part], options)) is not None:
+                found[part] = rows
     for part, rows in found.items():
         columns = BACKBONES if part == "backbones" else MODULES | (DESKTOP if part == "small_modules" else {})
         print(f"{part}\n{findings.table(rows, columns)}")
@@ -77,31 +74,28 @@ def _modules(options, grid, heads, paper) -> list[dict]:
 
 def backbones(options) -> list[dict]:
     """Whole backbones: which blocks are replaced does not change the time."""
-    size, calls = (options.pixels, options.pixels), {}
+    calls = {}
     for kind, blocks in TABLE_2:
         replaced = tuple((block, kind) for block in range(blocks))
-        calls[kind, blocks] = onnx_calls.backbone_call(options.model, size, replaced)
+        calls[kind, blocks] = onnx_calls.backbone_call(options.model, (options.pixels, options.pixels), replaced)
     options.runs, options.warmup = options.backbone_runs, 1
     times, rows = onnx_calls.milliseconds(calls, options), []
-    before = times[None, 0]
     for (kind, blocks), ms in times.items():
-        paper, _ = TABLE_2[kind, blocks]
-        theirs = None if paper is None else 100 * (1 - paper / TABLE_2[None, 0][0])
-        row = dict(kind=kind, blocks=blocks, ms=ms, saved=100 * (1 - ms / before), paper=paper, theirs=theirs)
-        rows.append({**row, "kind": onnx_calls.NAMES[kind]})
+        (paper, _), (before, _) = TABLE_2[kind, blocks], TABLE_2[None, 0]
+        row = dict(kind=onnx_calls.NAMES[kind], blocks=blocks, ms=ms, saved=100 * (1 - ms / times[None, 0]))
+        rows.append(row | dict(paper=paper, theirs=None if paper is None else 100 * (1 - paper / before)))
     return rows
 
 
 def claims_of(found, options) -> list[Claim]:
     """The targets; for backbones they are judged for ViT-L/14 at 336 px."""
     ratios = {row["kind"]: row["ratio"] for row in found.get("modules", ())}
-    claims = [
-        Claim(f"{onnx_calls.NAMES[kind]} over attention, 576 tokens, width 1024", ratios.get(kind), at_most=most)
-        for kind, most in TARGETS.items()
-        if "modules" in options.only
-    ]
+    claims = []
+    for kind, most in TARGETS.items() if "modules" in options.only else ():
+        text = f"{onnx_calls.NAMES[kind]} over attention, 576 tokens, width 1024"
+        claims.append(Claim(text, ratios.get(kind), at_most=most))
     shares = {(row["kind"], row["blocks"]): row["saved"] / 100 for row in found.get("backbones", ())}
-    meant = (options.model, options.pixels) == ("dinov2_vit_l14", 336)
+    meant = (options.model, options.pixels) == onnx_calls.VIT_L
     for (kind, blocks), (_, least) in TABLE_2.items():
         if least is not None and "backbones" in options.only:
             name = onnx_calls.NAMES[kind]

@@ -11,8 +11,9 @@ each further replaced block saves more time.
 from matplotlib.figure import Figure
 
 from equivit import onnx_files, profile
-from experiments import findings, flags, timing
+from experiments import findings, timing
 from experiments.findings import Claim
+from experiments.tables import measuring
 from experiments.tables.depthwise import onnx_calls
 
 DEPTH = 24  # of the model that the stack represents
@@ -21,30 +22,28 @@ COLUMNS = dict(way="way", blocks="of 24 blocks", heads="of 384 heads", ms="ms of
 
 
 def main(arguments=None) -> int:
-    parser = flags.timing_parser(__doc__, __file__, runs=9, warmup=1)
-    parser.add_argument("--model", default="dinov2_vit_l14", help="the backbone (%(default)s)")
-    parser.add_argument("--pixels", type=int, default=336, help="side of its images (%(default)s)")
+    parser = onnx_calls.parser(__doc__, __file__, runs=9, warmup=1)
     parser.add_argument("--depth", type=int, default=6, help="blocks of the stack (%(default)s)")
     options = parser.parse_args(arguments)
     budget, calls, rows = timing.Budget(options.minutes), {}, []
+
+    def call(replaced):
+        size = (options.pixels, options.pixels)
+        return onnx_calls.backbone_call(options.model, size, replaced, depth=options.depth)
+
     with profile.alone() as conditions:
         print(conditions)
-        for way, replaced in variants(options.depth).items():
-            name = f"{way[0]}, {way[1]} of {options.depth} blocks"
-            if budget.allows(name):
-                with budget.trying(name):
-                    size = (options.pixels, options.pixels)
-                    overrides = dict(depth=options.depth)
-                    calls[way] = onnx_calls.backbone_call(options.model, size, replaced, **overrides)
+        for (way, number), replaced in variants(options.depth).items():
+            name = f"{way}, {number} of {options.depth} blocks"
+            if (found := measuring.attempt(budget, name, call, replaced)) is not None:
+                calls[way, number] = found
         times = onnx_calls.milliseconds(calls, options)
     for (way, number), ms in times.items():
         blocks = number * DEPTH / options.depth
         rows.append(dict(way=way, blocks=blocks, heads=16 * blocks, ms=ms, saved=100 * (1 - ms / times["none", 0])))
     print(findings.table(rows, COLUMNS))
-    runtime = onnx_files.library("onnxruntime").__version__
-    status = findings.finish(
-        options, dict(conditions=conditions, onnxruntime=runtime, rows=rows), claims_of(rows, options), budget
-    )
+    results = dict(conditions=conditions, onnxruntime=onnx_files.library("onnxruntime").__version__, rows=rows)
+    status = findings.finish(options, results, claims_of(rows, options), budget)
     draw(rows, findings.picture(options))
     return status
 
@@ -62,7 +61,7 @@ def variants(depth: int) -> dict[tuple[str, int], tuple]:
 
 def claims_of(rows, options) -> list[Claim]:
     """Each further block of a kind saves more; judged for ViT-L at 336 px."""
-    meant = (options.model, options.pixels) == ("dinov2_vit_l14", 336)
+    meant = (options.model, options.pixels) == onnx_calls.VIT_L
     claims = []
     for way in ("DW, blockwise", "Ens+DW, blockwise"):
         saved = [0.0, *(row["saved"] for row in rows if row["way"] == way)]
@@ -74,19 +73,16 @@ def claims_of(rows, options) -> list[Claim]:
 def draw(rows, path):
     """Figure 2: blockwise and scattered, by heads; Figure A.5: with and without ensembling, by blocks."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
-    two, five = figure.subplots(1, 2, sharey=True)
-    for axes, key, ways in (
-        (two, "heads", ("DW, blockwise", "DW, scattered")),
-        (five, "blocks", ("DW, blockwise", "Ens+DW, blockwise")),
-    ):
-        for way in ways:
+    panels = ("Figure 2", "heads", "DW, scattered"), ("Figure A.5", "blocks", "Ens+DW, blockwise")
+    for axes, (title, key, other) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        for way in ("DW, blockwise", other):
             points = [(0, 0), *((row[key], row["saved"]) for row in rows if row["way"] == way)]
             (line,) = axes.plot(*zip(*points, strict=True), marker="o", label=f"{way}, ours")
             paper = TABLE_2.get(way, {})
             places = [number * (16 if key == "heads" else 1) for number in paper]
             axes.plot(places, list(paper.values()), "x", color=line.get_color(), label=f"{way}, paper (Orin)")
-        axes.set(xlabel=f"replaced {key}", title={"heads": "Figure 2", "blocks": "Figure A.5"}[key])
+        axes.set(xlabel=f"replaced {key}", title=title)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=7)
-    two.set_ylabel("time saved, %")
+    figure.axes[0].set_ylabel("time saved, %")
     figure.savefig(path, dpi=150)

@@ -1,10 +1,6 @@
-r"""Accuracy of Jumbo, registers and the compute-efficient baselines on ImageNet-1k: Tables 6 to 12.
+"""Accuracy of Jumbo, registers and the compute-efficient baselines on ImageNet-1k: Tables 6 to 12.
 
-    python -m equivit.train --config=configs/jumbo_in1k.py:tiny,lr=3e-3 --workdir=runs/jumbo/tiny_128_3e-3
-    python -m equivit.train --config=configs/jumbo_in1k.py:tiny,224 --workdir=runs/jumbo/tiny_224_3e-3 \
-        --config.init=runs/jumbo/tiny_128_3e-3
-    python -m experiments tables.jumbo.accuracy runs/jumbo  # some seconds
-    python -m experiments tables.jumbo.accuracy runs/jumbo --missing --tables=9  # the commands that train MobileNetV4
+    python -m experiments tables.jumbo.accuracy runs/jumbo --missing --tables=9  # some seconds
     python -m experiments tables.jumbo.accuracy runs/jumbo --evaluate --set=hr=folder:/data/imagenet-hr
 
 Takes the runs of configs/jumbo_in1k.py in the directory, at any depth; means over seeds.  Cells are ours, in brackets
@@ -23,11 +19,11 @@ Claims, for runs of the recipe: top-1 is at most 0.3 points below the paper's (s
 more the narrower the model (at 224 px 13.0, 3.9 and 0.8 points at widths 128, 192 and 384).
 """
 
-import argparse
+import itertools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs import jumbo_in1k
 from equivit.training import config as configs
@@ -36,7 +32,7 @@ from experiments.findings import Claim
 from experiments.tables import finished_runs
 from experiments.tables.finished_runs import Run
 from experiments.tables.jumbo import paper_numbers, test_sets
-from experiments.tables.jumbo.paper_numbers import RATES, SETS, Cell, Entry
+from experiments.tables.jumbo.paper_numbers import FIGURES, RATES, SETS
 
 NAMES = {"val": "Val", "real": "ReaL", "v2": "v2", "r": "R", "hr": "HR"}
 COLUMNS = dict(label="", rate="rate", better="better", seeds="seeds")
@@ -45,37 +41,47 @@ COLUMNS |= {"r_present_1": "R, 200"}
 BEST = dict(label="", pixels="px", rate="rate", top1="Val top-1", paper="paper", gap="difference")
 WITHIN = 0.3  # points
 SIZES = ("nano", "tiny", "small")  # that Jumbo and Registers share, narrowest first
+FREE = ("init", "objective.teacher")
+
+
+class Cell(NamedTuple):
+    """One training.
+
+    Attributes:
+      words: of the mode of configs/jumbo_in1k.py, such as "tiny,registers".
+      pixels: 128, or 224 for the second stage.
+      rate: of the stage at 128 px, of RATES, also for runs that begin with it; "": unknown.
+    """
+
+    words: str
+    pixels: int
+    rate: str
+
+
 Found = Mapping[Cell, list[Run]]
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    entries = [entry for entry in paper_numbers.entries() if entry.table in options.tables]
+    parser = finished_runs.parser(__doc__, __file__, tables=paper_numbers.TITLES)
+    parser.add_argument("--evaluate", action="store_true", help="ReaL, v2, R and HR, where not done")
+    several = dict(type=test_sets.given, action="append", default=[])
+    parser.add_argument("--set", **several, help="NAME=SOURCE[,SPLIT], several times")
+    options = parser.parse_args(arguments)
+    entries = [entry for entry in paper_numbers.ROWS if entry["table"] in options.tables]
     runs = finished_runs.read(options.runs, may_be_empty=options.missing)
     wanted = list(dict.fromkeys(cell for entry in entries for cell in cells_of(entry)))
-    found = finished_runs.present(runs, cell_of, wanted, free=("init", "objective.teacher"))
-    why = evaluate(found, dict(options.set)) if options.evaluate else {}
-    others = {cell: departures(cell, group) for cell, group in found.items() if group}
+    found, why = finished_runs.present(runs, cell_of, wanted, free=FREE), {}
+    if options.evaluate:
+        for run in (run for group in found.values() for run in group):
+            why |= test_sets.evaluate(run.place, test_sets.PLACES | dict(options.set))
+    first = {cell: group[0] for cell, group in found.items() if group}
+    others = {cell: finished_runs.departures(run, recipe(cell), free=FREE) for cell, run in first.items()}
     rows = [row(entry, found, others) for entry in entries]
     best = best_of(rows)
     _print(rows, best, others, why)
     if options.missing:
         print(*commands(entries, found, options.runs), sep="\n")
     return findings.finish(options, dict(rows=rows, best=best, missing_sets=why), claims_of(rows, best))
-
-
-def _options(arguments):
-    parser = finished_runs.parser(__doc__, __file__, tables=paper_numbers.TITLES)
-    parser.add_argument("--evaluate", action="store_true", help="ReaL, v2, R and HR, where not done")
-    parser.add_argument("--set", type=_place, action="append", default=[], help="NAME=SOURCE[,SPLIT], several times")
-    return parser.parse_args(arguments)
-
-
-def _place(text: str) -> tuple[str, test_sets.Place]:
-    try:
-        return test_sets.given(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 # ---- Which run is what
@@ -88,8 +94,8 @@ def cell_of(run: Run) -> Cell | None:
     if config.objective.name != "distillation" or run.model.num_classes != 1000 or words is None:
         return None
     if size == (224, 224):
-        return Cell(words, 224, _rate(config.init) or "")
-    rate = next((name for name, value in RATES.items() if value == config.schedule.lr), None)
+        return Cell(words, 224, _rate(config.init))
+    rate = RATES.get(config.schedule.lr)
     return Cell(words, 128, rate) if size == (128, 128) and rate else None
 
 
@@ -107,19 +113,16 @@ def _words(name: str, model) -> str | None:
     return None
 
 
-def _rate(begun: str | None) -> str | None:
-    """The name of the learning rate of the run in a directory; None where it is unknown."""
+def _rate(begun: str | None) -> str:
+    """The name of the learning rate of the run in a directory; "" where it is unknown."""
     path = pathlib.Path(begun or "") / "config.json"
-    if not path.is_file():
-        return None
-    rate = configs.from_json(path).schedule.lr
-    return next((name for name, value in RATES.items() if value == rate), None)
+    return RATES.get(configs.from_json(path).schedule.lr, "") if path.is_file() else ""
 
 
-def cells_of(entry: Entry) -> list[Cell]:
+def cells_of(entry: Mapping[str, Any]) -> list[Cell]:
     """The cells of a row; a row without a rate shows the better one of several."""
-    known = ["", *RATES] if entry.pixels == 224 else list(RATES)
-    return [Cell(entry.words, entry.pixels, rate) for rate in ([entry.rate] if entry.rate else known)]
+    known = ["", *RATES.values()] if entry["pixels"] == 224 else RATES.values()
+    return [Cell(entry["words"], entry["pixels"], rate) for rate in ([entry["rate"]] if entry["rate"] else known)]
 
 
 def recipe(cell: Cell) -> str:
@@ -127,50 +130,31 @@ def recipe(cell: Cell) -> str:
     return f"configs/jumbo_in1k.py:{cell.words},{stage}"
 
 
-def departures(cell: Cell, runs: Sequence[Run]) -> list[str]:
-    """The keys in which the runs of a cell differ from its recipe."""
-    return finished_runs.departures(runs[0], recipe(cell), free=("init", "objective.teacher"))
-
-
-def commands(entries: Sequence[Entry], found: Found, runs: pathlib.Path) -> list[str]:
+def commands(entries: Sequence[Mapping], found: Found, runs: pathlib.Path) -> list[str]:
     """Commands for the rows without a run; at 224 px from the better run at 128 px, if both rates have one."""
     lines = []
     for entry in entries:
-        cells = cells_of(entry)
-        if entry.pixels == 224:
-            if not any(found[cell] for cell in cells):
-                place = runs / f"{_stem(entry.words)}_224"
-                begin = f"--config.init={_better_run(entry.words, found)}"
-                lines.append(f"python -m equivit.train --config={recipe(cells[0])} --workdir={place} {begin}")
-            continue
-        for cell in (cell for cell in cells if not found[cell]):
-            place = runs / f"{_stem(cell.words)}_128_{cell.rate}"
-            lines.append(f"python -m equivit.train --config={recipe(cell)} --workdir={place}")
+        cells, words = cells_of(entry), entry["words"]
+        stem = words.replace(",", "_").replace("=", "")
+        if entry["pixels"] == 128:
+            for cell in (cell for cell in cells if not found[cell]):
+                lines.append(finished_runs.command(recipe(cell), runs / f"{stem}_128_{cell.rate}"))
+        elif not any(found[cell] for cell in cells):
+            begin = f"--config.init={_better_run(words, found)}"
+            lines.append(finished_runs.command(recipe(cells[0]), runs / f"{stem}_224", begin))
     return list(dict.fromkeys(lines))
 
 
 def _better_run(words: str, found: Found) -> str:
     """The directory of the better run at 128 px, or a placeholder."""
-    both = [found.get(Cell(words, 128, rate), []) for rate in RATES]
+    both = [found.get(Cell(words, 128, rate), []) for rate in RATES.values()]
     if not all(both):
         return f"BETTER_RUN_OF_{words}_AT_128_PX"
     best = max(both, key=lambda runs: finished_runs.figure(runs, "eval/accuracy/top1").mean)
     return str(best[0].place)
 
 
-def _stem(words: str) -> str:
-    return words.replace(",", "_").replace("=", "")
-
-
 # ---- Figures
-
-
-def evaluate(found: Found, places: Mapping[str, test_sets.Place]) -> dict[str, str]:
-    """Evaluate all runs on the test sets; returns the reason for each set that could not be opened."""
-    why = {}
-    for run in (run for group in found.values() for run in group):
-        why |= test_sets.evaluate(run.place, {**test_sets.PLACES, **places})
-    return why
 
 
 def accuracies(runs: Sequence[Run]) -> dict[str, float]:
@@ -185,21 +169,18 @@ def accuracies(runs: Sequence[Run]) -> dict[str, float]:
     return found
 
 
-def row(entry: Entry, found: Found, others: Mapping[Cell, list[str]]) -> dict[str, Any]:
+def row(entry: Mapping[str, Any], found: Found, others: Mapping[Cell, list[str]]) -> dict[str, Any]:
     """A row of a table, in percent; of the better rate where the paper gives none."""
     ours = {cell: accuracies(found[cell]) for cell in cells_of(entry) if found[cell]}
     cell = max(ours, key=lambda cell: ours[cell]["val_1"], default=None)
-    paper = {f"{name}_{top}_paper": both[top == 5] for name, both in entry.accuracy.items() for top in (1, 5)}
     return dict(
-        table=entry.table,
-        label=entry.words,
-        words=entry.words,
-        pixels=entry.pixels,
-        rate=entry.rate or (cell and (cell.rate or "?")),
+        **{key: entry[key] for key in ("table", "words", "pixels")},
+        label=entry["words"],
+        rate=entry["rate"] or (cell and (cell.rate or "?")),
         seeds=len(found[cell]) if cell else 0,
         other_values=others.get(cell, []) if cell else [],
         **(ours[cell] if cell else {}),
-        **paper,
+        **{f"{key}_paper": entry[key] for key in FIGURES if entry[key] is not None},
     )
 
 
@@ -226,25 +207,20 @@ def claims_of(rows: Sequence[dict], best: Sequence[dict]) -> list[Claim]:
         claims.append(Claim(text, r["val_1"], at_least=round(r["val_1_paper"] - WITHIN, 2), judged=judged))
     found = {(r["label"], r["pixels"]): r for r in best if "top1" in r}
     for pixels in (128, 224):
-        gains = {size: _gain(size, pixels, found) for size in SIZES}
-        for size, (gain, judged) in gains.items():
-            if gain is not None:
+        gains = {}
+        for size in SIZES:
+            jumbo, registers = found.get((size, pixels)), found.get((f"{size},registers", pixels))
+            if jumbo and registers:
+                judged = not jumbo["other_values"] and not registers["other_values"]
                 text = f"{size}, {pixels} px: points of Jumbo above 16 registers"
-                claims.append(Claim(text, gain, at_least=0, judged=judged))
-        for narrow, wide in zip(SIZES, SIZES[1:], strict=False):
-            (a, first), (b, second) = gains[narrow], gains[wide]
-            if a is not None and b is not None:
+                gains[size] = Claim(text, jumbo["top1"] - registers["top1"], at_least=0, judged=judged)
+        claims += gains.values()
+        for narrow, wide in itertools.pairwise(SIZES):
+            if narrow in gains and wide in gains:
+                a, b = gains[narrow], gains[wide]
                 text = f"{pixels} px: points that Jumbo gains more at {narrow} than at {wide}"
-                claims.append(Claim(text, a - b, at_least=0, judged=first and second))
+                claims.append(Claim(text, a.ours - b.ours, at_least=0, judged=a.judged and b.judged))
     return claims
-
-
-def _gain(size: str, pixels: int, found: Mapping[tuple[str, int], dict]) -> tuple[float | None, bool]:
-    """The gain of Jumbo over Registers, and whether both follow their recipes."""
-    jumbo, registers = found.get((size, pixels)), found.get((f"{size},registers", pixels))
-    if jumbo is None or registers is None:
-        return None, False
-    return jumbo["top1"] - registers["top1"], not jumbo["other_values"] and not registers["other_values"]
 
 
 # ---- Text
@@ -252,24 +228,20 @@ def _gain(size: str, pixels: int, found: Mapping[tuple[str, int], dict]) -> tupl
 
 def _print(rows, best, others, why):
     print("Accuracy on ImageNet's test sets, %; ours, and in brackets the paper's.")
-    lines = [r | _cells(r) | dict(better=_better(r, rows)) for r in rows]
+    stars = {(b["label"], b["pixels"], b["rate"]) for b in best if b["rates"] > 1}  # both rates have runs
+    lines = []
+    for r in rows:
+        better = r["table"] != "12" and (r["words"], r["pixels"], r["rate"]) in stars
+        lines.append(r | {key: _both(r, key) for key in FIGURES} | dict(better="*" if better else ""))
     labels = {" ".join(map(str, cell)): keys for cell, keys in others.items()}
-    finished_runs.show(lines, paper_numbers.TITLES, lambda _: COLUMNS, labels)
+    finished_runs.show(lines, paper_numbers.TITLES, COLUMNS, labels)
     for name, reason in why.items():
         print(f"{NAMES[name]}: not evaluated: {reason}")
     if best:
         print(f"\nThe better of the rates\n{findings.table(best, BEST)}")
 
 
-def _cells(r: dict) -> dict[str, str]:
-    """Ours and the paper's figure in one cell."""
-    keys = [f"{name}_{top}" for name in SETS for top in (1, 5)]
-    shown = {key: "-" if r.get(key) is None else f"{r[key]:.1f}" for key in keys}
-    return {key: f"{ours} ({r[f'{key}_paper']})" if f"{key}_paper" in r else ours for key, ours in shown.items()}
-
-
-def _better(r: dict, rows: Sequence[dict]) -> str:
-    """A star where both rates have runs and this one is better."""
-    what = ("table", "words", "pixels")
-    rivals = [o for o in rows if o["seeds"] and all(o[key] == r[key] for key in what)]
-    return "*" if len(rivals) > 1 and r["seeds"] and r["val_1"] == max(o["val_1"] for o in rivals) else ""
+def _both(r: dict, key: str) -> str:
+    """Ours and the paper's figure."""
+    ours = "-" if r.get(key) is None else f"{r[key]:.1f}"
+    return f"{ours} ({r[f'{key}_paper']})" if f"{key}_paper" in r else ours

@@ -15,17 +15,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from experiments.tables.jumbo import paper_numbers
 
+REGISTERS = ("nano,registers", "tiny,registers", "small,registers")
+MOBILENETS = ("mobilenetv4_conv_small", "mobilenetv4_conv_medium", "mobilenetv4_hybrid_medium")
 # Words of configs/jumbo_in1k.py, or labels of Table 5; colour and marker.
 FAMILIES = {
     "ViT+Jumbo": (("pico", "nano", "tiny", "small", "ViT-S, Jumbo", "ViT-B, Jumbo"), "tab:red", "o"),
-    "ViT+Registers": (
-        ("nano,registers", "tiny,registers", "small,registers", "ViT-S, Registers", "ViT-B, Registers"),
-        *("tab:red", "^"),
-    ),
-    "MobileNetV4": (
-        ("mobilenetv4_conv_small", "mobilenetv4_conv_medium", "mobilenetv4_hybrid_medium"),
-        *("tab:blue", "s"),
-    ),
+    "ViT+Registers": ((*REGISTERS, "ViT-S, Registers", "ViT-B, Registers"), "tab:red", "^"),
+    "MobileNetV4": (MOBILENETS, "tab:blue", "s"),
     "SHViT": (("shvit_s1", "shvit_s2", "shvit_s3"), "tab:blue", "D"),
     "EfficientViT": (("efficientvit_b0", "efficientvit_b1"), "tab:blue", "v"),
     "BiXT": (("bixt_ti_p16",), "tab:blue", "P"),
@@ -41,35 +37,27 @@ def draw(measured: Mapping[str, Any], best: Sequence[Mapping[str, Any]], path: p
     grid = figure.subplots(2, len(PANELS))
     for column, ((pixels, data), title) in enumerate(PANELS.items()):
         above, below = grid[:, column]
-        _panel(above, papers(pixels, data))
-        _panel(below, ours(measured["rows"], runs, pixels, data))
+        _panel(above, points(papers(), {}, pixels, data))
+        _panel(below, points(measured["rows"], runs, pixels, data))
         above.set_title(f"{title}: the paper, RTX 4090", fontsize=9)
         below.set_title(f"{title}: ours, {measured['device']['name'][:24]}", fontsize=9)
         below.set_xlabel("images per second")
     for axes in grid[:, 0]:
         axes.set_ylabel("top-1, %")
-    figure.legend(*_legend(figure), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    legends = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    handles = {label: handle for legend in legends for handle, label in legend}  # each label of all panels once
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
 
 
-def papers(pixels: int, data: str) -> dict[str, list[Point]]:
-    """The paper's points by family, of its better learning rates."""
-    if data == "in21k":
-        speeds = {cost.label: cost.speed for cost in paper_numbers.COSTS if cost.table == "5"}
-    else:
-        speeds = {
-            words: speed
-            for (table, words, at), speed in paper_numbers.speeds().items()
-            if at == pixels and table != "12"
-        }
-    top1 = {words: _accuracy(words, pixels, data) for words in speeds}
-    return _families(
-        {words: (1000 * speeds[words], value, False) for words, value in top1.items() if value is not None}
-    )
+def papers() -> list[dict[str, Any]]:
+    """The paper's throughputs, as the rows of speed.py."""
+    found = paper_numbers.speeds() | {(c["table"], c["label"], 224): c["speed"] for c in paper_numbers.COSTS}
+    return [dict(table=t, words=words, pixels=at, speed=1000 * speed) for (t, words, at), speed in found.items()]
 
 
-def ours(rows: list[dict], runs: Mapping[tuple[str, int], float], pixels: int, data: str) -> dict[str, list[Point]]:
-    """Our throughputs by family, with the accuracy of our runs or else the paper's."""
+def points(rows: list[dict], runs: Mapping[tuple[str, int], float], pixels: int, data: str) -> dict[str, list[Point]]:
+    """Throughputs by family, with the accuracy of our runs or else the paper's."""
     found: dict[str, Point] = {}
     for r in rows:
         if (r["table"] == "5") is not (data == "in21k") or r["table"] in ("1", "4", "12") or r["pixels"] != pixels:
@@ -78,17 +66,13 @@ def ours(rows: list[dict], runs: Mapping[tuple[str, int], float], pixels: int, d
         value = _accuracy(r["words"], pixels, data) if run is None else run
         if value is not None and r["speed"] > found.get(r["words"], (0.0,))[0]:
             found[r["words"]] = r["speed"], value, run is not None
-    return _families(found)
+    return {name: [found[words] for words in members if words in found] for name, (members, *_) in FAMILIES.items()}
 
 
 def _accuracy(words: str, pixels: int, data: str) -> float | None:
     if data == "in21k":
-        return next(cost.top1 for cost in paper_numbers.COSTS if (cost.table, cost.label) == ("5", words))
+        return next(c["top1"] for c in paper_numbers.COSTS if (c["table"], c["label"]) == ("5", words))
     return paper_numbers.best(words, pixels)
-
-
-def _families(points: Mapping[str, Point]) -> dict[str, list[Point]]:
-    return {name: [points[words] for words in members if words in points] for name, (members, *_) in FAMILIES.items()}
 
 
 def _panel(axes: Any, families: Mapping[str, list[Point]]) -> None:
@@ -111,12 +95,3 @@ def _panel(axes: Any, families: Mapping[str, list[Point]]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x / 1000:g}K"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
-
-
-def _legend(figure: Figure) -> tuple[list, list]:
-    """Each label of all panels once."""
-    found = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return list(found.values()), list(found)

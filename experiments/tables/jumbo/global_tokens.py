@@ -7,6 +7,7 @@ Draws the last block's attention of each token before the patches (mean over hea
 of the norms of the patch tokens after the last block.  The JSON has the share above three times the median.
 """
 
+import itertools
 import pathlib
 
 import jax
@@ -52,15 +53,13 @@ def looked_at(run: pathlib.Path) -> dict:
 def draw_attention(rows, path):
     figure = Figure(figsize=(1.2 * (ROWS + 1), 1.2 * SHOWN * len(rows)), layout="constrained")
     grid = figure.subplots(SHOWN * len(rows), ROWS + 1, squeeze=False)
-    for i, row in enumerate(rows):
-        for j in range(SHOWN):
-            line = grid[i * SHOWN + j]
-            line[0].imshow(row["pixels"][j].squeeze(), cmap="gray")
-            line[0].set_ylabel(row["run"] if j == 0 else "", fontsize=6)
-            for axes, image in zip(line[1:], row["maps"][j], strict=False):
-                axes.imshow(image, cmap="viridis")
-            for axes in line[1 + row["maps"].shape[1] :]:
-                axes.set_visible(False)
+    for line, (row, k) in zip(grid, itertools.product(rows, range(SHOWN)), strict=True):
+        line[0].imshow(row["pixels"][k].squeeze(), cmap="gray")
+        line[0].set_ylabel(row["run"] if k == 0 else "", fontsize=6)
+        for axes, image in zip(line[1:], row["maps"][k], strict=False):
+            axes.imshow(image, cmap="viridis")
+        for axes in line[1 + row["maps"].shape[1] :]:
+            axes.set_visible(False)
     for axes in figure.axes:
         axes.set(xticks=[], yticks=[])
     for k, axes in enumerate(grid[0][1:]):

@@ -23,11 +23,13 @@ from typing import Any, NamedTuple
 from configs import jumbo_in1k
 from experiments import compiled_models, findings, flags, machine, timing
 from experiments.findings import Claim
+from experiments.tables import measuring
 from experiments.tables.jumbo import figures, paper_numbers
 
 TITLES = {"1": "encoders of masked autoencoding", "4": "the Jumbo MLP", "5": "capacity"} | paper_numbers.TITLES
 RATIOS = {224: (1.15, 1.23), 128: (0.94, 0.96)}  # the paper's range over widths
 SPARE = 0.9
+SIZES = ("nano", "tiny", "small")  # that Jumbo and Registers share
 BATCH_NORM = ("efficientvit", "shvit", "mobilenetv4")
 COLUMNS = dict(label="", pixels="px", folded="", speed="images/s", paper_speed="paper", mib="MiB", paper_gb="paper, GB")
 COLUMNS |= dict(ratio="over the first", paper_ratio="paper")
@@ -36,9 +38,7 @@ COLUMNS |= dict(ratio="over the first", paper_ratio="paper")
 class Variant(NamedTuple):
     """A row: table, model, and the paper's thousands of images per second and GB, None if there are none.
 
-    Attributes:
-      words: of configs/jumbo_in1k.py, or the label of Tables 1, 4 and 5.
-      folded: whether batch norms are folded.
+    `words` are of configs/jumbo_in1k.py, or the label of Tables 1, 4 and 5; with `folded` batch norms are folded.
     """
 
     table: str
@@ -68,10 +68,8 @@ class Variant(NamedTuple):
 def main(arguments=None) -> int:
     parser = flags.timing_parser(__doc__, __file__, runs=50, warmup=10)
     parser.add_argument("--batch", type=int, default=512)
-    accuracy = pathlib.Path(__file__).with_name("accuracy.json")
-    parser.add_argument(
-        "--accuracy", type=pathlib.Path, default=accuracy, help="JSON file of accuracy.py, if it exists"
-    )
+    default = pathlib.Path(__file__).with_name("accuracy.json")
+    parser.add_argument("--accuracy", type=pathlib.Path, default=default, help="JSON file of accuracy.py, if it exists")
     parser.add_argument("--tables", type=flags.one_of(list(TITLES)), default=list(TITLES), help="(all)")
     options = parser.parse_args(arguments)
     budget, turns = timing.Budget(options.minutes), {}
@@ -89,10 +87,10 @@ def main(arguments=None) -> int:
 
 def variants() -> list[Variant]:
     """All rows of all tables, and registers of the smallest width, which the paper does not have."""
-    found = [
-        Variant(c.table, c.label, c.name, {"num_classes": 1000, **c.options}, 224, False, c.speed, c.memory)
-        for c in paper_numbers.COSTS
-    ]
+    found = []
+    for c in paper_numbers.COSTS:
+        options = {"num_classes": 1000, **c["options"]}
+        found.append(Variant(c["table"], c["label"], c["name"], options, 224, False, c["speed"], c["memory"]))
     speeds: dict[tuple[str, str, int], float | None] = dict(paper_numbers.speeds())
     speeds |= {("6", "pico,registers", 224): None, ("7", "pico,registers", 128): None}
     speeds |= {("BiXT", "bixt_ti_p16", pixels): None for pixels in RATIOS}
@@ -105,32 +103,26 @@ def variants() -> list[Variant]:
 
 
 def timed(turn: str, group: Sequence[Variant], options, budget: timing.Budget) -> list[dict[str, Any]]:
-    """The rows of a turn; models that two rows share are timed once."""
-    precision = "mixed" if machine.on_gpu() else "float32"
-    compiled = {}
+    """The rows of a turn, images per second and MiB; models that two rows share are timed once."""
+
+    def program(variant):
+        common = dict(batch=options.batch, precision="mixed" if machine.on_gpu() else "float32")
+        return compiled_models.forward(variant.name, folded=variant.folded, **common, **variant.options)
+
+    programs = {}
     for key, variant in {variant.program: variant for variant in group}.items():
-        if budget.allows(str(variant)):
-            with budget.trying(str(variant)):
-                compiled[key] = compiled_models.forward(
-                    variant.name, batch=options.batch, precision=precision, folded=variant.folded, **variant.options
-                )
+        if (compiled := measuring.attempt(budget, str(variant), program, variant)) is not None:
+            programs[key] = compiled
     seconds = {}
     with budget.trying(turn):
-        calls = {key: program.start() for key, program in compiled.items()}
-        seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=options.runs))
-    return [
-        row(variant, options.batch / seconds[variant.program], compiled[variant.program].memory)
-        for variant in group
-        if variant.program in seconds
-    ]
-
-
-def row(variant: Variant, speed: float, memory: machine.Memory | None) -> dict[str, Any]:
-    """A row of the JSON: images per second and MiB beside the paper's."""
-    keys = ("table", "words", "pixels", "folded", "paper_gb")
-    found: dict[str, Any] = {key: getattr(variant, key) for key in keys}
-    paper = variant.paper_speed and 1000 * variant.paper_speed
-    return found | dict(speed=speed, paper_speed=paper, mib=memory and memory.peak / 2**20)
+        seconds = measuring.seconds(programs, options)
+    rows = []
+    for variant in (variant for variant in group if variant.program in seconds):
+        memory, paper = programs[variant.program].memory, variant.paper_speed
+        row = {key: getattr(variant, key) for key in ("table", "words", "pixels", "folded", "paper_gb")}
+        row |= dict(speed=options.batch / seconds[variant.program], paper_speed=paper and 1000 * paper)
+        rows.append(row | dict(mib=memory and memory.peak / 2**20))
+    return rows
 
 
 def before(options, rows: Sequence[dict], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -157,31 +149,22 @@ def claims_of(rows: Sequence[dict]) -> list[Claim]:
         key = r["words"], r["pixels"]
         speeds[key] = max(r["speed"], speeds.get(key, 0.0))
     for pixels, (low, high) in RATIOS.items():
-        of = [
-            (speeds.get((size, pixels)), speeds.get((f"{size},registers", pixels)))
-            for size in ("nano", "tiny", "small")
-        ]
-        ratios = [jumbo / registers for jumbo, registers in of if jumbo and registers]
-        for name, value, bounds in (
-            ("smallest", min(ratios, default=None), dict(at_least=low * SPARE)),
-            ("largest", max(ratios, default=None), dict(at_most=high / SPARE)),
-        ):
-            text = f"Jumbo over Registers at {pixels} px, {name} over widths (paper {low} to {high})"
-            claims.append(Claim(text, value, **bounds, judged=gpu))
+        both = [[speeds.get((f"{size}{kind}", pixels)) for kind in ("", ",registers")] for size in SIZES]
+        ratios = [jumbo / registers for jumbo, registers in both if jumbo and registers]
+        text = f"Jumbo over Registers at {pixels} px, {{}} over widths (paper {low} to {high})"
+        smallest, largest = min(ratios, default=None), max(ratios, default=None)
+        claims.append(Claim(text.format("smallest"), smallest, at_least=low * SPARE, judged=gpu))
+        claims.append(Claim(text.format("largest"), largest, at_most=high / SPARE, judged=gpu))
         behind = dominated({words: s for (words, at), s in speeds.items() if at == pixels}, pixels)
         text = f"models with Jumbo that another beats in speed and the paper's accuracy at {pixels} px"
         claims.append(Claim(text, behind, at_most=0, judged=gpu))
     capacity = {r["words"]: r["speed"] for r in rows if r["table"] == "5"}
     ratio = timing.ratio(capacity.get("ViT-B, Jumbo"), capacity.get("Registers, width 1024"))
-    claims.append(Claim("ViT-B, Jumbo over Registers of width 1024", ratio, at_least=3.1 / 1.8 * SPARE, judged=gpu))
-    return claims
+    return [*claims, Claim("ViT-B, Jumbo over Registers of width 1024", ratio, at_least=3.1 / 1.8 * SPARE, judged=gpu)]
 
 
 def dominated(speeds: Mapping[str, float], pixels: int) -> int | None:
-    """How many models with Jumbo are slower and, by the paper's accuracies, less accurate than one without.
-
-    None where there is no such pair.
-    """
+    """Models with Jumbo that are slower and, by the paper's accuracies, worse than one without; None: no pair."""
     points = [(words, speed, paper_numbers.best(words, pixels)) for words, speed in speeds.items()]
     points = [(words, speed, top1) for words, speed, top1 in points if top1 is not None]
     jumbo = [point for point in points if point[0] in jumbo_in1k.SIZES]

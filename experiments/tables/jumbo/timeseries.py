@@ -9,49 +9,30 @@ Claims: the ranks of the paper's Table 3 are possible by its Tables 13 and 14, w
 had either order.
 """
 
+import itertools
 import json
 import pathlib
 import statistics
 
+import numpy as np
+from scipy import stats
+
 from experiments import findings, flags
 from experiments.findings import Claim
+from experiments.tables import papers
 
 MODELS = ("patchtst", "patchtst_registers", "patchtst_jumbo")
 KINDS = ("best", "mean")
-# Plain, registers, Jumbo with 8 patches and then with 42, in percent: "best" of Tables 13 and 14, then their "Avg".
-PAPER = {
-    "univariate": {
-        "Sleep": "70.9 70.7 73.3 70.5 70.6 70.3 | 67.5 67.7 68.3 67.2 67.1 67.6",
-        "InsectSound": "82.8 83.3 83.7 85.8 84.4 85.6 | 76.7 76.0 78.7 78.7 78.7 79.7",
-        "FruitFlies": "92.2 90.9 92.2 95.2 95.0 95.1 | 88.4 88.4 89.4 93.1 92.9 93.9",
-        "RightWhaleCalls": "94.3 93.8 95.1 96.7 97.0 96.1 | 92.8 93.5 94.2 94.0 94.8 95.1",
-        "FaultDetectionA": "98.0 97.7 98.1 99.6 99.8 99.8 | 94.6 95.2 97.2 99.2 99.2 99.5",
-        "ElectricDevices": "89.0 88.8 90.1 92.4 92.4 92.5 | 81.6 83.2 84.0 85.1 85.2 88.1",
-        "Crop": "80.9 81.2 82.0 81.2 80.6 82.2 | 69.4 70.9 72.0 68.7 68.3 68.7",
-        "FordB": "98.8 97.3 97.7 97.7 96.5 96.5 | 95.4 96.0 96.6 95.7 94.9 94.8",
-        "FordA": "97.3 98.0 97.7 97.1 97.1 97.5 | 96.1 96.6 97.2 95.5 95.7 96.0",
-        "MelbournePedestrian": "92.1 91.5 91.0 90.4 91.0 93.1 | 81.8 82.8 83.9 83.5 83.8 84.9",
-    },
-    "multivariate": {
-        "Tiselac": "96.6 96.9 97.2 96.4 96.4 96.7 | 86.9 87.8 90.1 84.7 85.0 87.9",
-        "WalkingSittingStanding": "96.0 96.0 96.5 98.0 97.6 97.6 | 91.7 89.8 93.5 93.9 93.9 94.5",
-        "SpokenArabicDigits": "99.9 99.7 99.9 99.7 99.9 99.9 | 99.5 99.6 99.6 99.6 99.5 99.7",
-        "FaceDetection": "87.8 88.1 87.5 86.8 86.6 84.8 | 78.9 80.9 80.0 77.4 77.4 78.8",
-        "PhonemeSpectra": "56.3 57.1 59.1 57.6 60.3 58.9 | 38.2 38.7 46.5 42.9 44.5 47.7",
-        "LSST": "78.7 79.5 79.9 74.6 75.7 79.9 | 69.3 69.4 71.2 61.4 61.4 67.3",
-        "UWaveGestureLibrary": "92.7 88.5 87.5 94.8 99.0 94.8 | 76.8 79.9 83.4 81.3 83.5 85.4",
-        "CharacterTrajectories": "99.0 98.0 99.6 98.7 99.3 98.4 | 93.6 94.2 96.6 96.6 95.2 97.0",
-        "AsphaltPavementTypeCoordinates": "72.3 77.7 81.1 89.5 88.5 89.5 | 72.7 75.8 77.0 81.2 82.1 83.7",
-        "MotorImagery": "87.5 83.3 77.1 79.2 66.7 87.5 | 84.9 83.3 83.2 73.6 74.0 81.9",
-    },
-}
-# Table 3; None: the cell cannot be read in our copy.
-TABLE_3 = {
-    ("univariate", "best"): {8: (2.0, 2.5, 1.5), 42: (1.9, 2.1, 1.7)},
-    ("univariate", "mean"): {8: (2.9, 2.1, None), 42: (2.3, 2.4, None)},
-    ("multivariate", "best"): {8: (2.1, 2.1, 1.6), 42: (2.0, 1.9, 1.7)},
-    ("multivariate", "mean"): {8: (2.7, 2.0, None), 42: (2.6, 2.4, None)},
-}
+GROUPS = ("univariate", "multivariate")
+COLUMNS = dict(data="set", patches="patches", kind="") | {name: name.removeprefix("patchtst_") for name in MODELS}
+NOTHING = (None,) * len(MODELS)
+
+
+def _paper(file: str) -> list[tuple]:
+    return [tuple(row.values()) for row in papers.rows(__file__, file, words=("group", "kind", "data"))]
+
+
+TABLE_3 = {row[:3]: row[3:] for row in _paper("paper_timeseries_ranks.csv")}  # None: cannot be read in our copy
 
 
 def main(arguments=None) -> int:
@@ -62,7 +43,7 @@ def main(arguments=None) -> int:
     ours, theirs = accuracies(runs), paper()
     print(summary(runs), "Test accuracy, %; in brackets the paper's.", sep="\n\n")
     print(findings.table(set_cells(ours, theirs), COLUMNS), *empty(ours, theirs), sep="\n\n")
-    print(f"\nMean ranks; in brackets the paper's, on its {len(PAPER['univariate'])} sets.\n")
+    print(f"\nMean ranks; in brackets the paper's, on its {len(theirs['univariate', 'best', 8])} sets.\n")
     print(findings.table(rank_cells(ours), COLUMNS))
     return findings.finish(options, dict(rows=rows(ours), ranks=rank_rows(ours), runs=runs), claims_of(theirs))
 
@@ -94,24 +75,20 @@ def whole(sets: dict) -> dict:
 
 
 def paper() -> dict:
-    """The paper's accuracies in the same form."""
+    """The paper's accuracies in the same form, Tables 13 and 14: "best", and their "Avg"."""
     found = {}
-    for group, sets in PAPER.items():
-        for name, text in sets.items():
-            for kind, part in zip(KINDS, text.split("|"), strict=True):
-                values = tuple(map(float, part.split()))
-                for patches, three in ((8, values[:3]), (42, values[3:])):
-                    found.setdefault((group, kind, patches), {})[name] = three
+    for group, kind, patches, name, *values in _paper("paper_timeseries.csv"):
+        found.setdefault((group, kind, patches), {})[name] = tuple(values)
     return found
 
 
-def ranks(values: tuple[float, ...]) -> tuple[float, ...]:
-    """1 for the highest; equals share the mean of their ranks."""
-    return tuple(1 + sum(b > a for b in values) + (sum(b == a for b in values) - 1) / 2 for a in values)
+def ranks(values: tuple[float, ...], ties: str = "average") -> tuple[float, ...]:
+    """1 for the highest; equals share the mean of their ranks, or all have the best ("min") or the worst ("max")."""
+    return tuple(stats.rankdata(np.negative(values), ties).tolist())
 
 
-def mean_ranks(sets: dict[str, tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(map(statistics.fmean, zip(*map(ranks, sets.values()), strict=True)))
+def mean_ranks(sets: dict[str, tuple[float, ...]], ties: str = "average") -> tuple[float, ...]:
+    return tuple(map(statistics.fmean, zip(*(ranks(values, ties) for values in sets.values()), strict=True)))
 
 
 def rows(ours: dict) -> list[dict]:
@@ -125,38 +102,33 @@ def rows(ours: dict) -> list[dict]:
 def rank_rows(ours: dict) -> list[dict]:
     """Mean ranks of each group, and of all sets together where there are two groups."""
     result = []
-    for patches in sorted({key[2] for key in ours}):
-        for kind in KINDS:
-            groups = {g: whole(ours.get((g, kind, patches), {})) for g in PAPER}
-            groups = {group: sets for group, sets in groups.items() if sets}
-            if len(groups) > 1:
-                groups["all"] = {name: values for sets in groups.values() for name, values in sets.items()}
-            for group, sets in groups.items():
-                three = dict(zip(MODELS, mean_ranks(sets), strict=True))
-                result.append(dict(group=group, kind=kind, patches=patches, sets=len(sets), **three))
+    for patches, kind in itertools.product(sorted({key[2] for key in ours}), KINDS):
+        groups = {group: whole(ours.get((group, kind, patches), {})) for group in GROUPS}
+        groups = {group: sets for group, sets in groups.items() if sets}
+        if len(groups) > 1:
+            groups["all"] = {name: values for sets in groups.values() for name, values in sets.items()}
+        for group, sets in groups.items():
+            three = dict(zip(MODELS, mean_ranks(sets), strict=True))
+            result.append(dict(group=group, kind=kind, patches=patches, sets=len(sets), **three))
     return result
 
 
 def summary(results: list[dict]) -> str:
     """The recipe in a line."""
-    first, seconds = results[0], sum(r["seconds"] for r in results)
-    epochs = sorted({r["epochs"] for r in results})
-    return (
-        f"{len(first['runs'])} runs of {' or '.join(map(str, epochs))} epochs, batch {first['recipe']['batch_size']}, "
-        f"seed {first['recipe']['seed']}; {len(results)} sweeps in {seconds / 60:.0f} minutes on {first['device']}."
-    )
-
-
-COLUMNS = dict(data="set", patches="patches", kind="") | {name: name.removeprefix("patchtst_") for name in MODELS}
+    first, minutes = results[0], sum(r["seconds"] for r in results) / 60
+    epochs = " or ".join(map(str, sorted({r["epochs"] for r in results})))
+    recipe = f"{epochs} epochs, batch {first['recipe']['batch_size']}, seed {first['recipe']['seed']}"
+    device = first["device"]
+    return f"{len(first['runs'])} runs of {recipe}; {len(results)} sweeps in {minutes:.0f} minutes on {device}."
 
 
 def set_cells(ours: dict, theirs: dict) -> list[dict]:
     """The rows of the table of sets, ours and in brackets the paper's."""
-    lines, nothing = [], (None,) * len(MODELS)
+    lines = []
     for (group, kind, patches), sets in ours.items():
         published = theirs.get((group, kind, patches), {})
         for name in {**published, **sets}:
-            three = _both(sets.get(name, nothing), published.get(name, nothing), 1)
+            three = _both(sets.get(name, NOTHING), published.get(name, NOTHING), 1)
             lines.append(dict(data=name, patches=patches, kind=kind, **three))
     return sorted(lines, key=lambda line: (line["data"], line["patches"], line["kind"]))
 
@@ -165,17 +137,18 @@ def rank_cells(ours: dict) -> list[dict]:
     """The same of the table of ranks."""
     lines = []
     for row in rank_rows(ours):
-        published = TABLE_3.get((row["group"], row["kind"]), {}).get(row["patches"], (None,) * 3)
-        lines.append(
-            {**row, "data": f"{row['group']} ({row['sets']})", **_both([row[m] for m in MODELS], published, 2)}
-        )
+        published = TABLE_3.get((row["group"], row["kind"], row["patches"]), NOTHING)
+        three = _both([row[model] for model in MODELS], published, 2)
+        lines.append({**row, "data": f"{row['group']} ({row['sets']})", **three})
     return lines
 
 
 def _both(ours, theirs, digits: int) -> dict[str, str | None]:
-    pairs = zip(MODELS, ours, theirs, strict=True)
-    texts = {m: ["" if v is None else f"{v:.{digits}f}", f"({p})" if p else ""] for m, v, p in pairs}
-    return {model: " ".join(filter(None, both)) or None for model, both in texts.items()}
+    found = {}
+    for model, value, published in zip(MODELS, ours, theirs, strict=True):
+        texts = ["" if value is None else f"{value:.{digits}f}", f"({published})" if published else ""]
+        found[model] = " ".join(filter(None, texts)) or None
+    return found
 
 
 def empty(ours: dict, theirs: dict) -> list[str]:
@@ -187,17 +160,9 @@ def empty(ours: dict, theirs: dict) -> list[str]:
 def claims_of(theirs: dict) -> list[Claim]:
     """Each mean rank of Table 3 against the lowest and the highest that the rounded accuracies allow."""
     claims = []
-    for (group, kind), by_patches in TABLE_3.items():
-        for patches, published in by_patches.items():
-            bounds = rank_bounds(theirs[group, kind, patches])
-            off = max(max(low - p, p - high) for p, low, high in zip(published, *bounds, strict=True) if p is not None)
-            text = f"mean ranks of Table 3 outside of what its accuracies allow, {group}, {kind}, {patches} patches"
-            claims.append(Claim(text, max(off, 0.0), at_most=1e-9))
+    for (group, kind, patches), published in TABLE_3.items():
+        bounds = [mean_ranks(theirs[group, kind, patches], ties) for ties in ("min", "max")]
+        off = max(max(low - p, p - high) for p, low, high in zip(published, *bounds, strict=True) if p is not None)
+        text = f"mean ranks of Table 3 outside of what its accuracies allow, {group}, {kind}, {patches} patches"
+        claims.append(Claim(text, max(off, 0.0), at_most=1e-9))
     return claims
-
-
-def rank_bounds(sets: dict[str, tuple[float, ...]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean ranks with every tie won, and with every tie lost."""
-    won = [[1 + sum(b > a for b in values) for a in values] for values in sets.values()]
-    lost = [[sum(b >= a for b in values) for a in values] for values in sets.values()]
-    return tuple(tuple(map(statistics.fmean, zip(*each, strict=True))) for each in (won, lost))

@@ -1,7 +1,6 @@
 """Parameters, throughput, FLOPs and peak memory of plain, H8, I8, D8, H2 and D2: Table 2 and Figure 1 of octic ViTs.
 
     python -m experiments tables.octic.complexity --models=h  # on a GPU; at most 7 minutes (--minutes)
-    python -m experiments tables.octic.complexity --models=l
     python -m experiments tables.octic.complexity --quick --models=l  # tiny models on any machine; tries the script
 
 Forward passes and training steps (configs/octic_h.py: mixing, gradient, LAMB, averaged weights) of 64 images of 224 px,
@@ -28,45 +27,51 @@ import importlib.util
 import pathlib
 
 import jax
-import jax.numpy as jnp
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 
-from equivit import costs
 from equivit.models import zoo
 from experiments import compiled_models, findings, flags, machine, timing
+from experiments.compiled_models import Compiled
 from experiments.findings import Claim
+from experiments.tables import measuring, papers
 
 SIZES = {"h": ("ViT-H/14", "h14", "deit3_huge_patch14_224"), "l": ("ViT-L/16", "l16", "deit3_large_patch16_224")}
 FLAVOURS = {"plain": "vit", "D8": "octic_vit", "H8": "octic_vit", "I8": "octic_vit", "H2": "flip_vit", "D2": "flip_vit"}
-COLUMNS = ("parameters", "throughput", "flops", "mib", "accuracy", "rotation")
-# Table 2: millions, images per second, G multiply-adds, MiB, top-1 in percent, its change on rotated images.
-PAPER = {
-    "h": {
-        "plain": (632.1, 526, 167.8, 3285, 84.6, -12.6),
-        "H2": (474.2, 624, 127.4, 2734, 85.0, None),
-        "I8": (362.3, 621, 104.0, 2249, 84.7, 0.0),
-        "H8": (355.8, 629, 102.3, 2223, 85.0, -13.4),
-        "D2": (316.1, 734, 87.3, 2100, 84.4, None),
-        "D8": (80.5, 830, 36.6, 1141, 82.0, 0.0),
-    },
-    "l": {
-        "plain": (304.4, 1317, 61.9, 1557, 84.2, -13.4),
-        "H2": (228.3, 1561, 46.9, 1458, 84.5, None),
-        "I8": (175.5, 1511, 38.5, 1210, 84.0, 0.0),
-        "H8": (171.3, 1538, 37.7, 1194, 84.5, -13.6),
-        "D2": (152.2, 1753, 32.2, 1173, 83.4, None),
-        "D8": (39.2, 1760, 13.5, 689, 79.5, 0.0),
-    },
-}
 # (size, family, phase) -> ratio to plain.
 TARGETS = {("h", "H8", "forward"): 1.5, ("h", "D8", "train"): 2.5}
 PEER = "timm"
 TINY = dict(width=96, depth=2, num_heads=3, mlp_dim=128, image_size=(56, 56), patch_size=14, num_classes=10)
+HEADINGS = dict(model="", parameters="M par.", parameters_paper="paper", flops="GFLOPs", flops_paper="paper")
+HEADINGS |= dict(forward_throughput="im/s", throughput_paper="paper", forward_ratio="ratio", ratio_paper="paper")
+HEADINGS |= dict(forward_mib="MiB", mib_paper="paper", train_throughput="train im/s", train_ratio="ratio")
+HEADINGS |= dict(train_mib="MiB", accuracy_paper="top-1, paper")
+
+
+def _paper() -> dict[str, dict[str, dict[str, float]]]:
+    """Table 2 by size and family; every key ends in "_paper".
+
+    Millions of parameters, images per second, also over the plain model's, G multiply-adds, MiB, top-1 in percent, and
+    its change on rotated images.
+    """
+    found: dict[str, dict] = {size: {} for size in SIZES}
+    for row in papers.rows(__file__, "paper_complexity.csv", words=("size", "family")):
+        rows, family = found[row.pop("size")], row.pop("family")
+        rows[family] = {f"{key}_paper": value for key, value in row.items()}
+        rows[family]["ratio_paper"] = row["throughput"] / rows["plain"]["throughput_paper"]
+    return found
+
+
+PAPER = _paper()
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
+    parser = measuring.parser(__doc__, __file__, models=list(SIZES), precisions=compiled_models.PRECISIONS)
+    families = list(FLAVOURS)[1:]
+    parser.add_argument("--families", type=flags.one_of(families), default=families, help="beside plain")
+    parser.add_argument("--phases", type=flags.one_of(["forward", "train"]), default=["forward", "train"])
+    parser.add_argument("--train_runs", type=int, default=20, help="timed training steps (%(default)s)")
+    options = parser.parse_args(arguments)
     budget, rows = timing.Budget(options.minutes), {}
     if "train" in options.phases and not importlib.util.find_spec("ml_collections"):
         options.phases.remove("train")
@@ -75,86 +80,63 @@ def main(arguments=None) -> int:
         rows[size] = {family: counted(size, family) for family in FLAVOURS if family in ("plain", *options.families)}
         for phase in options.phases:
             measure(rows[size], size, phase, options, budget)
-        note = "  TINY MODELS: the figures mean nothing" if options.quick else "; beside ours the paper's"
+        note = measuring.note(options, "beside ours the paper's")
         print(f"\n{SIZES[size][0]}, batch {options.batch}, {options.precision} precision{note}")
-        print(findings.table(table_rows(size, rows[size]), HEADINGS), flush=True)
+        order = [family for family in (*PAPER[size], PEER) if family in rows[size]]  # the paper's, and the peer last
+        lines = [dict(model=family, **rows[size][family], **PAPER[size].get(family, {})) for family in order]
+        print(findings.table(lines, HEADINGS), flush=True)
     judged = machine.on_gpu() and not options.quick
     claims = [claim for size in rows for claim in claims_of(size, rows[size], judged=judged)]
-    keys = ("batch", "precision", "runs", "train_runs", "quick")
-    results = dict(**{key: getattr(options, key) for key in keys}, rows=rows, paper=paper_rows(options.models))
+    paper = {size: PAPER[size] for size in options.models}
+    results = dict(**measuring.settings(options), train_runs=options.train_runs, rows=rows, paper=paper)
     status = findings.finish(options, results, claims, budget)
     draw(rows, findings.picture(options))
     return status
 
 
-def _options(arguments):
-    options = flags.timing_parser(__doc__, __file__)
-    options.add_argument("--models", type=flags.one_of(list(SIZES)), default=list(SIZES), help="in this order")
-    families = list(FLAVOURS)[1:]
-    options.add_argument("--families", type=flags.one_of(families), default=families, help="beside plain")
-    options.add_argument("--phases", type=flags.one_of(["forward", "train"]), default=["forward", "train"])
-    options.add_argument("--batch", type=int, default=64)
-    options.add_argument("--precision", choices=compiled_models.PRECISIONS, default="mixed")
-    options.add_argument("--train_runs", type=int, default=20, help="timed training steps (%(default)s)")
-    options.add_argument("--quick", action="store_true", help="tiny models, to try the script")
-    return options.parse_args(arguments)
-
-
 def counted(size: str, family: str) -> dict:
     """Parameters in millions and G multiply-adds of one image, as the paper counts them."""
     model = zoo.abstract(f"{FLAVOURS[family]}_{SIZES[size][1]}", family=family)
-    image = jax.ShapeDtypeStruct((1, *model.config.image_size, 3), jnp.float32)
-    flops = costs.count(lambda model, images: model(images), model, image).fvcore
-    return dict(parameters=sum(a.size for a in jax.tree.leaves(model)) / 1e6, flops=flops / 1e9)
+    parameters = sum(a.size for a in jax.tree.leaves(model)) / 1e6
+    return dict(parameters=parameters, flops=measuring.counted(model).fvcore / 1e9)
 
 
 def measure(rows: dict, size: str, phase: str, options: argparse.Namespace, budget: timing.Budget) -> None:
     """Add the figures of one phase to `rows`; each family is timed in turn with the plain model."""
     families = [family for family in FLAVOURS if family in options.families]
-    if phase == "forward" and peer_is_here() and not options.quick:
+    installed = all(importlib.util.find_spec(name) for name in ("torch", "timm"))
+    if phase == "forward" and installed and machine.on_gpu() and not options.quick:
         families.insert(2, PEER)  # after those that claims are about
-    name, plain = f"{SIZES[size][0]} {phase}", None
-    if budget.allows(f"{name}, plain"):
-        with budget.trying(f"{name}, plain"):
-            plain, remat = plain_program(size, phase, options)
-            plain_call = plain.start()
-            add(rows, "plain", {"train_remat": remat} if phase == "train" else {})
+    name = f"{SIZES[size][0]} {phase}"
+
+    def start_plain():
+        for remat in ("none", "full"):  # activations are kept if they fit, with room for a second model
+            program = build(size, "plain", phase, remat, options)
+            if machine.fit([program.memory, program.memory], machine.device_memory()):
+                break
+        return program, program.start(), remat
+
+    def compare(family):
+        program = peer(size, options) if family == PEER else build(size, family, phase, remat, options)
+        calls = {"plain": plain_call, "other": program.start()}  # whose arrays are freed afterwards
+        runs = options.runs if phase == "forward" else options.train_runs
+        seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=runs))
+        add("plain", figures(phase, seconds["plain"], seconds["plain"], plain, options.batch))
+        add(family, figures(phase, seconds["plain"], seconds["other"], program, options.batch))
+        print(f"{name}, {family}: {seconds['plain'] / seconds['other']:.2f} times plain", flush=True)
+
+    def add(family, values):  # older values stay, as the plain model is timed several times
+        rows[family] = {**values, **rows.get(family, {})}
+
+    if (started := measuring.attempt(budget, f"{name}, plain", start_plain)) is None:
+        return
+    plain, plain_call, remat = started
+    add("plain", {"train_remat": remat} if phase == "train" else {})
     for family in families:
-        if plain is None or not budget.allows(f"{name}, {family}"):
-            continue
-        with budget.trying(f"{name}, {family}"):
-            program = peer(size, options) if family == PEER else build(size, family, phase, remat, options)
-            reference, seconds = in_turn(plain_call, program, phase, options)
-            add(rows, "plain", figures(phase, reference, reference, plain, options.batch))
-            add(rows, family, figures(phase, reference, seconds, program, options.batch))
-            print(f"{name}, {family}: {reference / seconds:.2f} times plain", flush=True)
+        measuring.attempt(budget, f"{name}, {family}", compare, family)
 
 
-def in_turn(
-    plain_call, program: compiled_models.Compiled, phase: str, options: argparse.Namespace
-) -> tuple[float, float]:
-    """Median seconds of the plain model and of another, whose arrays are freed afterwards."""
-    runs = options.runs if phase == "forward" else options.train_runs
-    calls = {"plain": plain_call, "other": program.start()}
-    seconds = timing.medians(timing.interleaved(calls, warmup=options.warmup, runs=runs))
-    return seconds["plain"], seconds["other"]
-
-
-def add(rows: dict, family: str, values: dict) -> None:
-    """Add values to the family's row; older values stay, as the plain model is timed several times."""
-    rows[family] = {**values, **rows.get(family, {})}
-
-
-def plain_program(size, phase, options) -> tuple[compiled_models.Compiled, str]:
-    """The plain model's program, and `remat` of all models of this size: activations are kept if they fit."""
-    for remat in ("none", "full"):
-        program = build(size, "plain", phase, remat, options)
-        if machine.fit([program.memory, program.memory], machine.device_memory()):  # with room for a second model
-            break
-    return program, remat
-
-
-def build(size: str, family: str, phase: str, remat: str, options: argparse.Namespace) -> compiled_models.Compiled:
+def build(size: str, family: str, phase: str, remat: str, options: argparse.Namespace) -> Compiled:
     name, more = f"{FLAVOURS[family]}_{SIZES[size][1]}", TINY if options.quick else {}
     if phase == "forward":
         return compiled_models.forward(name, batch=options.batch, precision=options.precision, family=family, **more)
@@ -168,7 +150,7 @@ def build(size: str, family: str, phase: str, remat: str, options: argparse.Name
     return compiled_models.training_step(config)
 
 
-def figures(phase: str, plain: float, seconds: float, program: compiled_models.Compiled, batch: int) -> dict:
+def figures(phase: str, plain: float, seconds: float, program: Compiled, batch: int) -> dict:
     """Images per second, also over the plain model's, and MiB."""
     return {
         f"{phase}_throughput": batch / seconds,
@@ -177,13 +159,7 @@ def figures(phase: str, plain: float, seconds: float, program: compiled_models.C
     }
 
 
-def peer_is_here() -> bool:
-    """Whether timm can be timed beside ours."""
-    installed = all(importlib.util.find_spec(name) for name in ("torch", "timm"))
-    return installed and machine.on_gpu()
-
-
-def peer(size: str, options: argparse.Namespace) -> compiled_models.Compiled:
+def peer(size: str, options: argparse.Namespace) -> Compiled:
     """timm's DeiT III under `torch.compile`, compiled and warm."""
     import timm
     import torch
@@ -203,50 +179,18 @@ def peer(size: str, options: argparse.Namespace) -> compiled_models.Compiled:
     torch.cuda.reset_peak_memory_stats()
     call()
     peak = torch.cuda.max_memory_allocated()
-    return compiled_models.Compiled(lambda: call, machine.Memory(held=0, peak=peak))  # held outside of our allocator
+    return Compiled(lambda: call, machine.Memory(held=0, peak=peak))  # held outside of our allocator
 
 
 def claims_of(size: str, rows: dict, *, judged: bool) -> list[Claim]:
-    claims = [
-        Claim(
-            f"{family}({SIZES[size][0].replace('/', '-')}): {phase} throughput over plain",
-            rows.get(family, {}).get(f"{phase}_ratio"),
-            at_least=target,
-            judged=judged,
-        )
-        for (of, family, phase), target in TARGETS.items()
-        if of == size
-    ]
+    title, claims = SIZES[size][0], []
+    for (of, family, phase), target in TARGETS.items():
+        if of == size:
+            text, ratio = f"{family}({title.replace('/', '-')}): {phase} throughput over plain", f"{phase}_ratio"
+            claims.append(Claim(text, rows.get(family, {}).get(ratio), at_least=target, judged=judged))
     over_plain = rows.get(PEER, {}).get("forward_ratio")
-    text = f"{SIZES[size][0]}: plain over timm with torch.compile, forward throughput"
+    text = f"{title}: plain over timm with torch.compile, forward throughput"
     return [*claims, Claim(text, timing.ratio(1, over_plain), at_least=1.0, judged=judged)]
-
-
-HEADINGS = dict(model="", parameters="M par.", parameters_paper="paper", flops="GFLOPs", flops_paper="paper")
-HEADINGS |= dict(forward_throughput="im/s", throughput_paper="paper", forward_ratio="ratio", ratio_paper="paper")
-HEADINGS |= dict(forward_mib="MiB", mib_paper="paper", train_throughput="train im/s", train_ratio="ratio")
-HEADINGS |= dict(train_mib="MiB", accuracy_paper="top-1, paper")
-
-
-def table_rows(size: str, rows: dict) -> list[dict]:
-    """Ours and the paper's figures side by side, in the paper's order and the peer last."""
-    paper = paper_rows([size])[size]
-    order = [family for family in (*PAPER[size], PEER) if family in rows]
-    return [dict(model=family, **rows[family], **paper.get(family, {})) for family in order]
-
-
-def paper_rows(sizes) -> dict:
-    """Table 2, every key ending in "_paper", with the throughput over the plain model's."""
-    return {
-        size: {
-            family: {
-                **{f"{key}_paper": value for key, value in zip(COLUMNS, values, strict=True)},
-                "ratio_paper": values[1] / PAPER[size]["plain"][1],
-            }
-            for family, values in PAPER[size].items()
-        }
-        for size in sizes
-    }
 
 
 def draw(rows: dict, path: pathlib.Path):
@@ -259,8 +203,8 @@ def draw(rows: dict, path: pathlib.Path):
     for axes, (label, cost) in zip(figure.subplots(1, 2, sharey=True), costs_of.items(), strict=True):
         for family, color in zip(FLAVOURS, ("black", *TABLEAU_COLORS), strict=False):
             for size, marker in zip(rows, "os", strict=False):
-                x, accuracy = cost(rows[size].get(family, {})), PAPER[size][family][COLUMNS.index("accuracy")]
-                if x is not None:
+                if (x := cost(rows[size].get(family, {}))) is not None:
+                    accuracy = PAPER[size][family]["accuracy_paper"]
                     axes.plot(x, accuracy, marker, color=color, label=f"{family}({SIZES[size][0].replace('/', '-')})")
         axes.set(xlabel=label)
         axes.grid(alpha=0.3)

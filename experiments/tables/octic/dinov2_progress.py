@@ -10,14 +10,12 @@ prints its curves without numbers.
 
 import pathlib
 
-import jax
 from matplotlib.figure import Figure
 
-from equivit.evaluation import runner
 from equivit.models import saved
 from equivit.training import config as configs
-from equivit.training import sharding
 from experiments import findings, flags
+from experiments.tables import finished_runs
 
 PROTOCOLS = {"linear_probe": "linear probe", "knn": "k-NN"}
 FILE = "progress.json"  # beside a teacher
@@ -37,11 +35,7 @@ def main(arguments=None) -> int:
 
 
 def progress(run: pathlib.Path) -> dict[int, dict[str, float]]:
-    """Top-1 by protocol, by step.
-
-    Raises:
-      FileNotFoundError: there is no run, or it has kept no teacher.
-    """
+    """Top-1 by protocol, by step; FileNotFoundError where there is no run, or it has kept no teacher."""
     if not (run / "config.json").is_file():
         raise FileNotFoundError(f"{run}: there is no run of equivit.train in it (no config.json).")
     teachers = sorted(run.glob("teachers/*/model.json"), key=lambda path: int(path.parent.name))
@@ -56,9 +50,7 @@ def evaluated(place: pathlib.Path, run: pathlib.Path) -> dict[str, float]:
     def evaluate():
         print(f"{place}: {', '.join(PROTOCOLS)}", flush=True)
         config, model = configs.from_json(run / "config.json"), saved.load(place)
-        runner.check(tuple(PROTOCOLS), config, model)
-        with jax.set_mesh(sharding.create_mesh(config.mesh)):
-            results = runner.evaluate(model, config, tuple(PROTOCOLS), directory=place)
+        results = finished_runs.protocols(config, model, tuple(PROTOCOLS), directory=place)
         return {name: results[name]["top1"] for name in PROTOCOLS}
 
     return findings.cached(place / FILE, evaluate)
@@ -70,9 +62,7 @@ def draw(found: dict[str, dict[int, dict[str, float]]], output: pathlib.Path) ->
     for axis, (key, title) in zip(figure.subplots(1, len(PROTOCOLS)), PROTOCOLS.items(), strict=True):
         for name, points in found.items():
             axis.plot(list(points), [100 * point[key] for point in points.values()], marker="o", label=name)
-        axis.set_title(title)
-        axis.set_xlabel("step")
-        axis.set_ylabel("top-1, %")
+        axis.set(title=title, xlabel="step", ylabel="top-1, %")
         axis.legend(fontsize=8)
     figure.savefig(output, dpi=130)
     print(f"picture: {output}")

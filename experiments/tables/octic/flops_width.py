@@ -11,11 +11,13 @@ ViT-L, H and 22B the ratio of all operations is that of Table 1 within 1 % (the 
 get the higher intensity at about 3200 (within 1 %), and the paper's formulas agree with the real products.
 """
 
+import itertools
 import pathlib
 
 import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
+from scipy import optimize
 
 from equivit import costs
 from equivit.models import zoo
@@ -31,6 +33,10 @@ BYTES = 2  # of a number, P in the paper
 PAPER_CROSSOVER = 3200
 
 
+COLUMNS = dict(width="D", matmul="products", total="all", standard="standard, flop/B", octic="octic", E="E")
+COLUMNS |= dict(lines="1-D irreps")
+
+
 def main(arguments=None) -> int:
     options = flags.parser(__doc__, __file__).parse_args(arguments)
     rows = [dict(width=width, **ratios(width, TOKENS), **intensities(width)) for width in WIDTHS]
@@ -41,15 +47,10 @@ def main(arguments=None) -> int:
     crossings = crossovers()
     print(f"octic above standard intensity from D = {crossings['octic']:.0f} (paper: about {PAPER_CROSSOVER}),")
     print(f"its product for E from D = {crossings['E']:.0f}, those for the 1-D irreps never")
-    claims = claims_of(rows, named, crossings)
     results = dict(tokens=TOKENS, bytes=BYTES, rows=rows, blocks=named, crossovers=crossings)
-    status = findings.finish(options, results, claims)
+    status = findings.finish(options, results, claims_of(rows, named, crossings))
     draw(rows, crossings, findings.picture(options))
     return status
-
-
-COLUMNS = dict(width="D", matmul="products", total="all", standard="standard, flop/B", octic="octic", E="E")
-COLUMNS |= dict(lines="1-D irreps")
 
 
 def ratios(width: int, tokens: int) -> dict[str, float]:
@@ -93,28 +94,21 @@ def intensities(width: float, tokens: float = TOKENS) -> dict[str, float]:
 
 def crossovers() -> dict[str, float | None]:
     """The width above which each has a higher intensity than the standard layer, or None."""
-    return {name: crossover(lambda d, name=name: excess(d, name)) for name in ("octic", "E", "lines")}
 
+    def excess(width, name):
+        values = intensities(width)
+        return values[name] - values["standard"]
 
-def excess(width: float, name: str) -> float:
-    values = intensities(width)
-    return values[name] - values["standard"]
-
-
-def crossover(function, low: float = 64, high: float = 2**24) -> float | None:
-    """The zero of a function that changes its sign once, from below to above, by bisection."""
-    if function(high) <= 0:
-        return None
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        low, high = (middle, high) if function(middle) < 0 else (low, middle)
-    return high
+    low, high, found = 64, 2**24, {}
+    for name in ("octic", "E", "lines"):
+        found[name] = optimize.brentq(excess, low, high, args=(name,)) if excess(high, name) > 0 else None
+    return found
 
 
 def claims_of(rows: list[dict], named: dict[str, float], crossings: dict) -> list[Claim]:
     formula = [(12 * r["width"] + 2 * TOKENS) / (12 * r["width"] * 3 / 16 + 2 * TOKENS) for r in rows]
     off = max(abs(row["matmul"] / expected - 1) for row, expected in zip(rows, formula, strict=True))
-    steps = [b[key] - a[key] for key in ("matmul", "total") for a, b in zip(rows, rows[1:], strict=False)]
+    steps = [b[key] - a[key] for key in ("matmul", "total") for a, b in itertools.pairwise(rows)]
     apart = [abs(named[name] / paper - 1) for name, (_, _, paper) in TABLE_1.items()]
     parts = max(abs(parts_intensity(r["width"]) / r["octic"] - 1) for r in rows)
     return [
@@ -147,15 +141,10 @@ def draw(rows: list[dict], crossings: dict, path: pathlib.Path):
         left.annotate(f"{name}{more}", (width, paper), place, textcoords="offset points", fontsize=8)
     left.plot([], [], "kx", linestyle="", label="Table 1, whole models")
     left.set(xlabel="embedding dimension", ylabel="plain over octic, one block of 196 tokens")
-    for name, label in (
-        ("standard", "standard"),
-        ("octic", "octic"),
-        ("E", "octic, E"),
-        ("lines", "octic, 1-D irreps"),
-    ):
-        right.plot(
-            widths, [row[name] for row in rows], label=label, linestyle="-" if name in ("standard", "octic") else "--"
-        )
+    labels = dict(standard="standard", octic="octic", E="octic, E", lines="octic, 1-D irreps")
+    for name, label in labels.items():
+        style = "-" if name in ("standard", "octic") else "--"
+        right.plot(widths, [row[name] for row in rows], label=label, linestyle=style)
     right.axvline(crossings["octic"], color="black", linewidth=0.8, linestyle=":")
     right.set(xlabel="embedding dimension", ylabel="flop/byte, D to 4D, 196 tokens")
     for axes in (left, right):

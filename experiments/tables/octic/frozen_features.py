@@ -17,9 +17,9 @@ Claims: operations are the paper's within 2 % (its I8 has another invariantizati
 accuracies are within 0.3 points and mean IoU within 0.5.
 """
 
+import functools
 import json
 import pathlib
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,73 +27,46 @@ from flax import nnx
 
 from equivit import costs
 from equivit.evaluation import runner
-from equivit.training import build, checkpoints, sharding
+from equivit.training import build, checkpoints
 from equivit.training import config as configs
 from experiments import findings, flags, machine
 from experiments.findings import Claim
-from experiments.tables import finished_runs
+from experiments.tables import finished_runs, papers
 
-
-class Row(NamedTuple):
-    """A row of the paper's table: operations in G, and (linear, k-NN) in percent on each set."""
-
-    macs: float
-    imagenet: tuple[float, float]
-    ade20k: tuple[float, float]
-    voc2012: tuple[float, float]
-
-
-PAPER = {
-    "H,plain": Row(127.7, (81.7, 81.0), (34.7, 30.6), (70.7, 60.9)),
-    "H,I8": Row(77.7, (81.9, 80.9), (33.9, 29.2), (70.6, 61.2)),
-    "H,H8": Row(77.5, (82.2, 81.4), (35.1, 31.1), (70.8, 61.7)),
-    "L,plain": Row(61.9, (80.9, 80.5), (33.2, 28.4), (69.1, 58.1)),
-    "L,I8": Row(38.5, (81.2, 80.4), (32.6, 28.0), (70.0, 59.6)),
-    "L,H8": Row(37.7, (81.3, 80.8), (33.6, 29.4), (69.1, 59.5)),
-    "L,D8": Row(13.5, (72.2, 71.0), (23.7, 17.6), (53.2, 42.5)),
-}
-# Keys of the `data` section beside the source, the protocols, and where the figures of (linear, k-NN) are.
+# Table 3: operations in G, and figures in percent.
+PAPER = {row["model"]: row for row in papers.rows(__file__, "paper_frozen_features.csv", words=("model",))}
+MIOU = dict(linear="patch_linear/miou_official", knn="patch_knn/miou_official")
+# Keys of the `data` section beside the source, the protocols, and their figures.
 SETS = {
-    "imagenet": ({}, ("knn", "linear_probe"), (("linear_probe", "best"), ("knn", "top1"))),
-    "ade20k": (
-        dict(split="training", eval_split="validation", void=(255,)),
-        ("patch_knn", "patch_linear"),
-        (("patch_linear", "miou_official"), ("patch_knn", "miou_official")),
-    ),
-    "voc2012": (
-        dict(split="train", eval_split="val", void=(255,)),
-        ("patch_knn", "patch_linear"),
-        (("patch_linear", "miou_official"), ("patch_knn", "miou_official")),
-    ),
+    "imagenet": ({}, ("knn", "linear_probe"), dict(linear="linear_probe/best", knn="knn/top1")),
+    "ade20k": (dict(split="training", eval_split="validation", void=(255,)), ("patch_knn", "patch_linear"), MIOU),
+    "voc2012": (dict(split="train", eval_split="val", void=(255,)), ("patch_knn", "patch_linear"), MIOU),
 }
 WITHIN = dict(imagenet=0.3, ade20k=0.5, voc2012=0.5)  # points
+COLUMNS = dict(model="", macs="GFLOPs", macs_paper="paper")
+for name in SETS:
+    for kind in ("linear", "knn"):
+        COLUMNS |= {f"{name}_{kind}": f"{name} {kind}", f"{name}_{kind}_paper": "paper"}
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    runs = finished_runs.read(options.runs) if options.runs else []
-    found = finished_runs.present(runs, cell_of, list(PAPER))
-    if options.evaluate:
-        evaluate(found, options)
-    rows = [row(name, found[name]) for name in PAPER]
-    claims = [claim for each in rows for claim in claims_of(each, found[each["model"]])]
-    print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(rows=rows), claims)
-
-
-def _options(arguments):
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("runs", type=pathlib.Path, nargs="?", help="directory of the runs; without it, operations only")
     parser.add_argument("--evaluate", action="store_true", help="read features where that has not been done")
     parser.add_argument("--ade20k", help="such as pairs:/data/ADEChallengeData2016")
     parser.add_argument("--voc2012", help="such as pairs:/data/VOCdevkit/VOC2012")
-    return parser.parse_args(arguments)
-
-
-COLUMNS = dict(model="", macs="GFLOPs", macs_paper="paper")
-for name in SETS:
-    for kind in ("linear", "knn"):
-        COLUMNS |= {f"{name}_{kind}": f"{name} {kind}", f"{name}_{kind}_paper": "paper"}
+    options = parser.parse_args(arguments)
+    runs = finished_runs.read(options.runs) if options.runs else []
+    found = finished_runs.present(runs, cell_of, list(PAPER))
+    sources = dict(imagenet=None, ade20k=options.ade20k, voc2012=options.voc2012)
+    for run in (run for group in found.values() for run in group if options.evaluate):
+        for name in SETS:
+            if name == "imagenet" or sources[name] is not None:
+                findings.cached(file(run, name), functools.partial(evaluated, run, name, sources[name]))
+    rows = [row(name, found[name]) for name in PAPER]
+    claims = [claim for each in rows for claim in claims_of(each, found[each["model"]])]
+    print(findings.table(rows, COLUMNS))
+    return findings.finish(options, dict(rows=rows), claims)
 
 
 def cell_of(run) -> str | None:
@@ -101,11 +74,10 @@ def cell_of(run) -> str | None:
     name = run.config.model.name
     if run.config.objective.name != "dinov2" or not name.endswith(("vit_l16", "vit_h16")):
         return None
-    size = name[-3].upper()
-    cell = f"{size},{run.model.family if name.startswith('octic_') else 'plain'}"
-    # D8 of octic DINOv2 is an I8 whose blocks are all octic.
-    if name.startswith("octic_") and run.model.family == "I8" and run.model.k == run.model.depth:
-        cell = f"{size},D8"
+    family = run.model.family if name.startswith("octic_") else "plain"
+    if family == "I8" and run.model.k == run.model.depth:
+        family = "D8"  # of octic DINOv2 it is an I8 whose blocks are all octic
+    cell = f"{name[-3].upper()},{family}"
     return cell if cell in PAPER else None
 
 
@@ -114,34 +86,25 @@ def file(run, name: str) -> pathlib.Path:
     return run.place / f"table3_{name}.json"
 
 
-def evaluate(found, options) -> None:
-    """Evaluate the teachers of all runs on the given sets, where that has not been done."""
-    sources = dict(imagenet=None, ade20k=options.ade20k, voc2012=options.voc2012)
-    for runs in found.values():
-        for run in runs:
-            for name, (keys, protocols, _) in SETS.items():
-                if file(run, name).is_file() or (name != "imagenet" and sources[name] is None):
-                    continue
-                print(f"{run.place}: {name}", flush=True)
-                config, model, step = checkpoints.load_run(run.place)
-                config = config.copy_and_resolve_references().unlock()
-                config.data.update(keys if sources[name] is None else dict(keys, source=sources[name]))
-                runner.check(protocols, config, model)
-                with jax.set_mesh(sharding.create_mesh(config.mesh)):
-                    results = runner.scalars(runner.evaluate(model, config, protocols, directory=run.place))
-                file(run, name).write_text(json.dumps(dict(step=step, results=results), indent=1) + "\n")
+def evaluated(run, name: str, source: str | None) -> dict:
+    """The results of a run's teacher on a set, and the step of the weights."""
+    print(f"{run.place}: {name}", flush=True)
+    keys, protocols, _ = SETS[name]
+    config, model, step = checkpoints.load_run(run.place)
+    config = config.copy_and_resolve_references().unlock()
+    config.data.update(keys if source is None else dict(keys, source=source))
+    results = finished_runs.protocols(config, model, protocols, directory=run.place)
+    return dict(step=step, results=runner.scalars(results))
 
 
 def row(name: str, runs) -> dict:
     """Operations and figures of a model beside the paper's; figures are means over seeds."""
-    paper = PAPER[name]
-    cells = dict(model=name, macs=operations(name), macs_paper=paper.macs, seeds=len(runs))
+    cells = dict(model=name, macs=operations(name), macs_paper=PAPER[name]["macs"], seeds=len(runs))
     for of, (_, _, figures) in SETS.items():
         results = [json.loads(file(run, of).read_text())["results"] for run in runs if file(run, of).is_file()]
-        for kind, (protocol, figure), theirs in zip(("linear", "knn"), figures, getattr(paper, of), strict=True):
-            values = [100 * result[f"{protocol}/{figure}"] for result in results]
-            cells[f"{of}_{kind}"] = sum(values) / len(values) if values else None
-            cells[f"{of}_{kind}_paper"] = theirs
+        for kind, figure in figures.items():
+            cells[f"{of}_{kind}"] = finished_runs.over_seeds([100 * result[figure] for result in results]).mean
+            cells[f"{of}_{kind}_paper"] = PAPER[name][f"{of}_{kind}"]
     return cells
 
 

@@ -14,7 +14,7 @@ Claims, judged for runs of configs/octic_ablations.py on ImageNet: top-1 with k 
 and I8 worse with the fewest octic blocks than with half (Section 4.2).  A missing run is an error.
 """
 
-import argparse
+import itertools
 import pathlib
 
 from matplotlib.figure import Figure
@@ -35,46 +35,27 @@ COLUMNS = dict(family="family", k="k", depth="of", seeds="seeds", top1="top1", s
 
 
 def main(arguments=None) -> int:
-    options = _options(arguments)
-    wanted = [(family, k) for family in options.families for k in options.blocks]
-    found = finished_runs.cells(
-        finished_runs.read(options.runs), cell_of, wanted, free=FREE, command=lambda cell: command(*cell, options)
+    parser = finished_runs.parser(__doc__, __file__)
+    parser.add_argument("--families", type=flags.one_of(FAMILIES), default=list(FAMILIES), help="curves (both)")
+    parser.add_argument("--blocks", type=flags.each_at_least(0), default=[6, 12, 18], help="values of k (%(default)s)")
+    options = parser.parse_args(arguments)
+    wanted = list(itertools.product(options.families, sorted(set(options.blocks))))
+    found, others = finished_runs.of_one_recipe(
+        options.runs, cell_of, wanted, free=FREE, recipe=lambda cell: f"{RECIPE}:{cell[0]},k={cell[1]}"
     )
     rows = [row(*cell, runs) for cell, runs in found.items()]
-    others = finished_runs.departures(found[wanted[0]][0], f"{RECIPE}:H8", free=FREE)
     print("Top-1 by the number k of octic blocks, %; beside ours the paper's, of ViT-L/16 on ImageNet-1k.")
     print(findings.table(rows, COLUMNS))
-    if others:
-        print(f"Not the recipe of the paper's numbers: {RECIPE} has other values of {', '.join(others)}.")
     results = dict(rows=rows, paper_plain=PAPER_PLAIN, other_values=others)
     status = findings.finish(options, results, claims_of(rows, judged=not others))
     draw(rows, findings.picture(options))
     return status
 
 
-def _options(arguments):
-    parser = flags.parser(__doc__, __file__)
-    parser.add_argument("runs", type=pathlib.Path, help="directory of the runs")
-    parser.add_argument("--families", type=flags.one_of(FAMILIES), default=list(FAMILIES), help="curves (both)")
-    parser.add_argument("--blocks", type=_numbers, default=[6, 12, 18], help="values of k (%(default)s)")
-    return parser.parse_args(arguments)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas between, such as 6,12") from None
-
-
 def cell_of(run: Run) -> tuple[str, int] | None:
     """Family and number of octic blocks; None for other models."""
     family = getattr(run.model, "family", None)
     return None if family is None else (family, run.model.k)
-
-
-def command(family: str, k: int, options) -> str:
-    return f"python -m equivit.train --config={RECIPE}:{family},k={k} --workdir={options.runs / f'{family}_{k}'}"
 
 
 def row(family: str, k: int, runs: list[Run]) -> dict:
@@ -101,18 +82,9 @@ def draw(rows: list[dict], path: pathlib.Path):
     figure = Figure(figsize=(5.5, 3.6), layout="constrained")
     axes = figure.subplots()
     for family, color in zip(FAMILIES, ("tab:blue", "tab:orange"), strict=True):
-        curve = [r for r in rows if r["family"] == family]
-        if not curve:
-            continue
-        spread = [r["spread"] or 0 for r in curve]
-        axes.errorbar(
-            [r["k"] for r in curve],
-            [r["top1"] for r in curve],
-            spread,
-            marker="o",
-            color=color,
-            label=f"{family}, ours",
-        )
+        if curve := [r for r in rows if r["family"] == family]:
+            k, top1, spread = ([r[key] or 0 for r in curve] for key in ("k", "top1", "spread"))
+            axes.errorbar(k, top1, spread, marker="o", color=color, label=f"{family}, ours")
         for r in (r for r in curve if r["paper"] is not None):
             axes.plot(r["k"], r["paper"], "x", color=color, markersize=9, label=f"{family}, paper (Table 2)")
     axes.axhline(PAPER_PLAIN, color="black", linewidth=0.8, linestyle=":", label="plain ViT-L/16, paper (Table 2)")

@@ -11,7 +11,7 @@ from experiments.tables.depthwise import accuracy as script
 from experiments.tables.depthwise.accuracy import Cell
 from tests.experiments import scripts
 
-ENTRIES = script.entries()
+ENTRIES = script.ENTRIES
 CELLS = list(dict.fromkeys(entry.cell for entry in ENTRIES))
 ATTENTION = Cell("coco", "dinov2_l14", "-", 0, "attention")
 DW, SPVIT = (Cell("coco", "dinov2_l14", kind, number, "lowest") for kind, number in (("dw", 12), ("spvit", 10)))

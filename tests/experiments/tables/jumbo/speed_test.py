@@ -10,11 +10,11 @@ from experiments.tables.jumbo.speed import Variant
 
 
 def test_counts_stand_beside_the_papers():
-    small = next(cost for cost in paper_numbers.COSTS if cost.label == "ViT-S, Jumbo")
+    small = next(cost for cost in paper_numbers.COSTS if cost["label"] == "ViT-S, Jumbo")
     row = costs.row(small)
     assert abs(row["parameters"] - 88.33) < 0.005 and abs(row["gflops"] - 4.57) < 0.01
     assert all(claim.holds for claim in costs.claims_of([row], [costs.layer(384, 196)]))
-    wrong = costs.row(small._replace(options={**small.options, "jumbo": 5}))
+    wrong = costs.row(small | dict(options={**small["options"], "jumbo": 5}))
     assert not any(claim.holds for claim in costs.claims_of([wrong], [costs.layer(384, 196)])[:2])
 
 
@@ -76,8 +76,9 @@ def test_figures_tell_our_runs_from_the_papers_accuracy():
     ]
     rows += [dict(table="6", words="shvit_s1", pixels=224, speed=speed) for speed in (3.0, 5.0, 4.0)]
     rows += [dict(table="5", words="ViT-B, Jumbo", pixels=224, speed=2.0)]
-    points = figures.ours(rows, {("nano", 224): 73.0}, 224, "in1k")
+    points = figures.points(rows, {("nano", 224): 73.0}, 224, "in1k")
     assert points["ViT+Jumbo"] == [(10.0, 73.0, True)] and points["SHViT"] == [(5.0, 67.9, False)]
-    assert figures.ours(rows, {}, 224, "in21k")["ViT+Jumbo"] == [(2.0, 46.95, False)]
-    assert [len(found) for found in figures.papers(128, "in1k").values()] == [4, 3, 3, 3, 2, 0]
-    assert figures.papers(128, "in1k")["ViT+Jumbo"][1] == (103100, 68.4, False)
+    assert figures.points(rows, {}, 224, "in21k")["ViT+Jumbo"] == [(2.0, 46.95, False)]
+    papers = figures.points(figures.papers(), {}, 128, "in1k")
+    assert [len(found) for found in papers.values()] == [4, 3, 3, 3, 2, 0]
+    assert papers["ViT+Jumbo"][1] == (103100, 68.4, False)

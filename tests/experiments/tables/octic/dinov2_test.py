@@ -5,6 +5,7 @@ import json
 import jax
 import pytest
 
+from equivit.evaluation import runner
 from equivit.models import saved, zoo
 from equivit.training import config as configs
 from experiments import machine
@@ -37,9 +38,9 @@ def table3(tmp_path, monkeypatch, capsys, gap):
     plant(tmp_path / "run", "L,H8")
     paper = frozen_features.PAPER["L,H8"]
     for name, (_, _, figures) in frozen_features.SETS.items():
-        values = {f"{of}/{key}": (v + gap) / 100 for (of, key), v in zip(figures, getattr(paper, name), strict=True)}
+        values = {figure: (paper[f"{name}_{kind}"] + gap) / 100 for kind, figure in figures.items()}
         (tmp_path / f"run/table3_{name}.json").write_text(json.dumps(dict(step=1, results=values)))
-    monkeypatch.setattr(frozen_features, "operations", lambda name: frozen_features.PAPER[name].macs)
+    monkeypatch.setattr(frozen_features, "operations", lambda name: frozen_features.PAPER[name]["macs"])
     status = scripts.status(frozen_features, [str(tmp_path), "--output", str(tmp_path / "t.json")])
     return status, capsys.readouterr().out
 
@@ -72,10 +73,8 @@ def test_a_probe_of_a_teacher_goes_on_where_it_was_cut_off(tmp_path, monkeypatch
     figures = {"linear_probe": {"top1": 0.5}, "knn": {"top1": 0.25}}
     seen = []
     monkeypatch.setattr(dinov2_progress.saved, "load", lambda place: None)
-    monkeypatch.setattr(dinov2_progress.runner, "check", lambda *given: None)
-    monkeypatch.setattr(
-        dinov2_progress.runner, "evaluate", lambda *_, directory=None: seen.append(directory) or figures
-    )
+    monkeypatch.setattr(runner, "check", lambda *given: None)
+    monkeypatch.setattr(runner, "evaluate", lambda *_, directory=None: seen.append(directory) or figures)
     plant(tmp_path / "run", "quicktest")
     place = tmp_path / "run/teachers/2"
     place.mkdir(parents=True)
