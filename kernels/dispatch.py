@@ -54,6 +54,11 @@ def lacks(asked: str, chosen: str, kernels: dict[str, Callable | None]) -> bool:
     return asked == "auto" != chosen and kernels.get(chosen) is None
 
 
+def by_implementation(tpu: Callable | None, gpu: Callable | None = None) -> dict[str, Callable | None]:
+    """The kernels of an operation; the one for TPUs also runs interpreted, with `interpret=True`."""
+    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
+
+
 def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:
     """ValueError unless the arrays are an octic field, lines [4, *B, N, C] and planes [2, *B, N, 2C], of one dtype."""
     expected = (2, *lines.shape[1:-1], 2 * lines.shape[-1]) if lines.ndim else ()

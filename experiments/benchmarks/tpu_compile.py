@@ -45,9 +45,10 @@ from experiments import findings, flags, timing
 from experiments.benchmarks import tpu_assembly
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
-from kernels import d8_gelu, octic_attention, octic_linear_gelu, octic_mlp, using
+from kernels import d8_gelu, octic_linear_gelu, using
 from kernels.attention import arranged, lanes
 from kernels.norm import Norm
+from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 TOPOLOGY = "v5e:2x2"
 # libtpu is to describe a chip that is not there, and to look for none.
@@ -124,7 +125,7 @@ def kernel_programs():
     """Name of the kernel, the shape, the function and its arguments."""
     for shape in map(SHAPES.get, GELU_SHAPES):
         field = abstract(shape.field(shape.hidden))
-        yield "d8_gelu", shape, functools.partial(d8_gelu.forward, implementation="tpu"), field
+        yield "d8_gelu", shape, functools.partial(d8_gelu.d8_gelu, implementation="tpu"), field
         yield "d8_gelu_backward", shape, functools.partial(d8_gelu.backward, implementation="tpu"), 2 * field
     for shape in map(SHAPES.get, BLOCKS):
         function = functools.partial(octic_linear_gelu.octic_linear_gelu, implementation="tpu")
@@ -139,13 +140,12 @@ def kernel_programs():
 
 def attention_branch(heads, lines, planes, *weights):
     """`octic_attention` of separate arrays."""
-    weights = octic_attention.Weights(*weights)
-    return octic_attention.octic_attention(lines, planes, weights, heads, NORM, implementation="tpu")
+    return octic_attention(lines, planes, Weights(*weights), heads, NORM, implementation="tpu")
 
 
 def mlp_branch(lines, planes, *weights):
     """`octic_mlp` of separate arrays."""
-    return octic_mlp.octic_mlp(lines, planes, octic_mlp.Weights(*weights), NORM, implementation="tpu")
+    return octic_mlp(lines, planes, Weights(*weights), NORM, implementation="tpu")
 
 
 def attention_programs(shape: Shape, heads: int):
@@ -160,7 +160,7 @@ def attention_programs(shape: Shape, heads: int):
         for name, function, arguments in (("", arranged.forward, qkv), ("_backward", arranged.backward, (*qkv, *y))):
             if name and not arranged.supported(qkv, parts, heads, backward=True):
                 continue
-            function = functools.partial(function, implementation="tpu", parts=parts, heads=heads)
+            function = functools.partial(function, "tpu", parts, heads)
             yield f"{kind} attention{name}", shape, function, arguments
 
 

@@ -210,21 +210,16 @@ def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
             return None
         used += lanes[slot]
         firsts[i] = slots[slot]
-    arrays = range(len(parts))
-    starts = {i: np.array([[0], [1], [2], [0]]) * widths[i] + firsts[i] for i in arrays}  # of q, k, v and y
+    starts = [np.array([[0], [1], [2], [0]]) * width + firsts[i] for i, width in enumerate(widths)]  # of q, k, v, y
+
+    def pieces(j, unit):
+        return tuple(piece for i, part in enumerate(parts) for piece in _pieces(i, starts[i][j, unit], part, period))
+
+    halves = np.arange(0, LANES, period)
     return Arrangement(
         period,
-        tuple(
-            tuple(
-                tuple(piece for i in arrays for piece in _pieces(i, starts[i][j, unit], parts[i], period))
-                for j in range(4)
-            )
-            for unit in range(units)
-        ),
-        tuple(
-            tuple(tuple(int(n) + half for n in row for half in range(0, LANES, period)) for row in starts[i])
-            for i in arrays
-        ),
+        tuple(tuple(pieces(j, unit) for j in range(4)) for unit in range(units)),
+        tuple(tuple(map(tuple, (lanes[..., None] + halves).reshape(4, -1).tolist())) for lanes in starts),
         tuple(3 * width for width in widths),
         widths,
     )
