@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
@@ -142,7 +141,10 @@ def make_program(
     objective = objective or make_objective(config)
     make_module = _module_maker(objective, build_model or model_configuration(config).build, config.seed)
     module = logical.abstract(jax.eval_shape(make_module, {}))
-    optimizer = _optimizer(config, objective, module, lr, weight_decay)
+    tables = logical.tensors(module)
+    trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
+    rule = freezing.rule(objective, tables)
+    optimizer = optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay)
 
     abstract = jax.eval_shape(lambda module: begin(objective, module, optimizer), module)
     stacks = _stacks([*teachers.values(), module])
@@ -185,13 +187,6 @@ def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module
         return logical.put(objective.module(logical.put(model, arrays), module_key), additions)
 
     return make
-
-
-def _optimizer(config, objective, module, lr, weight_decay) -> optax.GradientTransformationExtraArgs:
-    trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
-    tables = logical.tensors(module)
-    rule = freezing.rule(objective, tables)
-    return optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay)
 
 
 def _fast_compile_options(mesh) -> dict[str, int] | None:

@@ -86,13 +86,10 @@ def get_base(objective: str = "supervised") -> ConfigDict:
 
     Raises ValueError for an unknown objective.
     """
-    return ConfigDict(_defaults(objective))
-
-
-def _defaults(objective: str) -> dict[str, Any]:
     errors.one_of("config.objective.name", objective, OBJECTIVES)
     options = dataclasses.asdict(OBJECTIVES[objective].Options())
-    return dataclasses.asdict(TrainConfig(model={"name": "vit_ti16"}, objective={"name": objective, **options}))
+    config = TrainConfig(model={"name": "vit_ti16"}, objective={"name": objective, **options})
+    return ConfigDict(dataclasses.asdict(config))
 
 
 def validate(config: ConfigDict) -> None:
@@ -337,7 +334,7 @@ def page(config: ConfigDict) -> str:
 
     A line `key = value` corresponds to the argument --config.key=value.
     """
-    defaults, values = flat(_defaults(config.objective.name)), flat(config)
+    defaults, values = flat(get_base(config.objective.name)), flat(config)
     place = {key: i for i, key in enumerate(defaults)}
     lines, before = [], ""
     for key in sorted(values, key=lambda key: place.get(key, place["model.name"] + 0.5)):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
@@ -59,7 +59,7 @@ class Log:
             self._events = _Events(workdir, start)
         if sys.stdout.isatty():
             columns = ("step {task.completed}/{task.total}", BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
-            self._bar = Progress(*(TextColumn(c) if isinstance(c, str) else c for c in columns))
+            self._bar = Progress(*columns)
             self._task = self._bar.add_task("", total=total, completed=start, text="compiling")
             self._bar.start()
 
@@ -91,14 +91,15 @@ class Log:
 
     def conclude(self, figures: dict[str, float]) -> None:
         """Record and show the final figures; they replace the final figures of an earlier start."""
+
+        def is_final(row):
+            return row["step"] == self._total and all(name.startswith("eval/") for name in row.keys() - {"step"})
+
         if self._writes:
             self._file.close()
-            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not self._is_final(row))
+            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not is_final(row))
             self._file = self._path.open("a")
         self.write(self._total, figures)
-
-    def _is_final(self, row):
-        return row["step"] == self._total and all(name.startswith("eval/") for name in row.keys() - {"step"})
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""

@@ -7,7 +7,7 @@ multipliers are computed per slice, so a stacked model is optimised exactly like
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -52,8 +52,11 @@ class Rules:
         everything = [tensor for table in tables.values() for tensor in table.flat]
         for pattern in no_decay:
             freezing.matching("optimizer.no_decay", pattern, [tensor.name for tensor in everything])
-        if layer_decay is not None:
-            check_layers(everything, layer_decay)
+        if layer_decay is not None and not any(tensor.layers == (0,) for tensor in everything):
+            raise ValueError(
+                f"optimizer.layer_decay={layer_decay}: no part of the model declares the layers before its blocks "
+                "(`before`); set it to None."
+            )
 
         def decays(tensor):
             of_tensor = rule(tensor)
@@ -89,15 +92,6 @@ def layer_factor(tensor: Tensor, decay: float | None) -> float:
     if decay is None or not tensor.layers:
         return 1.0
     return sum(decay ** (tensor.last - layer) for layer in tensor.layers) / len(tensor.layers)
-
-
-def check_layers(tensors: Iterable[Tensor], decay: float) -> None:
-    """ValueError unless some model declares the layers before its blocks."""
-    if not any(tensor.layers == (0,) for tensor in tensors):
-        raise ValueError(
-            f"optimizer.layer_decay={decay}: no part of the model declares the layers before its blocks (`before`); "
-            "set it to None."
-        )
 
 
 def create(

@@ -20,6 +20,7 @@ from equivit.training.run import disk_errors
 from equivit.training.state import State
 
 _log = logging.getLogger("equivit")
+_name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")  # of a leaf, by its path
 
 
 class OtherModelError(ValueError):
@@ -172,14 +173,12 @@ def _part(name):
 
 
 def _leaves(tree):
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _fill(tree, leaves):
     """Replace the leaves of a tree that are named in `leaves`."""
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return jax.tree.map_with_path(lambda path, leaf: leaves.get(name(path), leaf), tree)
+    return jax.tree.map_with_path(lambda path, leaf: leaves.get(_name(path), leaf), tree)
 
 
 def _bits(leaves):
@@ -207,18 +206,15 @@ def _about_leaves(leaves):
 
 
 def _check_leaves(path, about, like):
-    if lines := _differences(about, like):
+    """OtherModelError if the shape or type of a leaf differs between `about` and `like`."""
+    wanted = _about_leaves(like)
+    lines = [f"{name} is missing" for name in wanted.keys() - about.keys()]
+    lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]
+    both = (name for name in wanted.keys() & about.keys() if list(about[name]) != wanted[name])
+    lines = sorted(lines + [f"{name} is {about[name]}, here {wanted[name]}" for name in both])
+    if lines:
         raise OtherModelError(
             f"checkpoint {path} is of another model or optimiser, {len(lines)} arrays differ: "
             f"{'; '.join(lines[:6])}{' ...' if len(lines) > 6 else ''}.  Give the config that wrote it, or another "
             "--workdir."
         )
-
-
-def _differences(about, like):
-    """A line for each leaf whose shape or type differs between `about` and `like`."""
-    wanted = _about_leaves(like)
-    lines = [f"{name} is missing" for name in wanted.keys() - about.keys()]
-    lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]
-    both = (name for name in wanted.keys() & about.keys() if list(about[name]) != wanted[name])
-    return sorted(lines + [f"{name} is {about[name]}, here {wanted[name]}" for name in both])
