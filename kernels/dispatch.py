@@ -161,10 +161,7 @@ def on_rows(kernel: Callable, fields: int) -> Callable:
 
 
 def _on_shards(kernel, *, plain, fields, weights):
-    """The kernel on each device's shard of the batch, or `plain` if the ambient mesh does not divide the batch evenly.
-
-    The compiler cannot partition a kernel, so all mesh axes must be manual where it runs.
-    """
+    """The kernel on each device's shard of the batch; `plain` if the ambient mesh does not divide the batch evenly."""
     mesh, batch = jax.sharding.get_abstract_mesh(), fields[0].shape[1:-2]
     if fields[0].size == 0:
         return plain
@@ -180,6 +177,7 @@ def _on_shards(kernel, *, plain, fields, weights):
     if batch[-1] % math.prod(mesh.shape[axis] for axis in split):
         return plain
     specs = tuple(PartitionSpec(*(None,) * (a.ndim - 3), split) for a in fields)
+    # The compiler cannot partition a kernel, so all mesh axes must be manual where it runs.
     return jax.shard_map(
         kernel,
         in_specs=(*specs, *(PartitionSpec() for _ in weights)),

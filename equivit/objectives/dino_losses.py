@@ -33,7 +33,7 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
       ValueError: `groups` does not divide the batch, or a group holds one image.
     """
     images = len(features)
-    check_groups("koleo", images, groups)
+    errors.divides("koleo: groups", groups, images, f"the batch of {images} images")
     if images == groups:
         raise ValueError(f"koleo: {groups=} of {images} images hold one image each; neighbours need at least two.")
     u = unit(features, 1e-8).reshape(groups, images // groups, -1)
@@ -46,11 +46,6 @@ def neighbours(u: jax.Array) -> jax.Array:
     u = jax.lax.stop_gradient(u)
     products = jnp.einsum("gid,gjd->gij", u, u, precision=jax.lax.Precision.HIGHEST)
     return jnp.where(jnp.eye(u.shape[1], dtype=bool), -jnp.inf, products).argmax(-1)
-
-
-def check_groups(name: str, images: int, groups: int) -> None:
-    """ValueError unless `groups` divides the images."""
-    errors.divides(f"{name}: groups", groups, images, f"the batch of {images} images")
 
 
 class Spread(NamedTuple):
@@ -132,7 +127,7 @@ def dinov2(
     if (targets == "centering") != (centers is not None):
         raise ValueError(f"dinov2: {targets=} {'needs' if centers is None else 'takes no'} centers=(cls, patches).")
     views, images = masks.shape[:2]
-    check_groups("dinov2", images, groups)
+    errors.divides("dinov2: groups", groups, images, f"the batch of {images} images")
     compare = functools.partial(
         _compare,
         teacher_temperature=teacher_temperature,
@@ -147,22 +142,19 @@ def dinov2(
     every = student["cls"] if local is None else jnp.concatenate([student["cls"], local])
     ours, theirs = (_items(views, groups) for views in (every, teacher["cls"]))
     present = jnp.ones((groups, images // groups), bool)
-    crosses, classes, class_center = compare(
-        student_heads[0], teacher_heads[0], ours, theirs, present, class_center
-    )  # crosses [G, b, 2, 2 + L]
+    # crosses [G, b, 2, 2 + L]
+    crosses, classes, class_center = compare(student_heads[0], teacher_heads[0], ours, theirs, present, class_center)
 
     chosen, weights = masked_rows(masks, groups, capacity)
     ours, theirs = (_take(patches, chosen) for patches in (student["patches"], teacher["patches"]))
-    of_patches, patches, patch_center = compare(
-        student_heads[1], teacher_heads[1], ours, theirs, weights > 0, patch_center
-    )
+    masked, patches, patch_center = compare(student_heads[1], teacher_heads[1], ours, theirs, weights > 0, patch_center)
 
     pairs = 2 * every.shape[0] - 2
     losses = {
         "global": (crosses[..., 0, 1] + crosses[..., 1, 0]).mean() / pairs,
         "local": crosses[..., 2:].sum((-2, -1)).mean() / pairs,
         "koleo": koleo_weight * sum(koleo(view, groups) for view in student["cls"]),
-        "ibot": (weights * of_patches[..., 0, 0]).sum() / (views * images),
+        "ibot": (weights * masked[..., 0, 0]).sum() / (views * images),
     }
     losses["total"] = sum(losses.values())
     return Outcome(losses, _spread(classes), _spread(patches), (class_center, patch_center))

@@ -29,13 +29,7 @@ class NotSavedError(OSError):
 
 
 class Loaded(NamedTuple):
-    """The model of a run.
-
-    Attributes:
-      config: of the run.
-      model: from the checkpoint.
-      step: the step of the checkpoint.
-    """
+    """The configuration of a run, the model in its checkpoint, and the step of the checkpoint."""
 
     config: ConfigDict
     model: nnx.Module

@@ -51,10 +51,7 @@ def _padded_first(function, pads, mode, x, kernel, written=False):
 
 
 def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, groups: int) -> jax.Array:
-    """A circular convolution with one extra column, which negative padding removes.
-
-    XLA:CPU's convolution is slower without any padding.
-    """
+    """A circular convolution with one extra column, which negative padding removes: without padding XLA is slower."""
     rows, (left, right) = pads
     return by_library(around(x, (rows, (left, right + 1))), kernel, stride, ((0, 0), (0, -1)), groups)
 
@@ -63,10 +60,7 @@ def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, grou
 
 
 def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
-    """A 1x1 convolution as a matrix product.
-
-    XLA:CPU's convolution gradients take up to three times as long.
-    """
+    """A 1x1 convolution as a matrix product; the gradients of XLA's convolution take up to three times as long."""
     return jnp.matmul(x, kernel[0, 0]) if groups == 1 else _grouped_points(x, kernel, groups)
 
 

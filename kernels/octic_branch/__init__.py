@@ -103,12 +103,7 @@ def _apart(implementation, plain, *arrays):
 def _check(
     name: str, lines: jax.Array, planes: jax.Array, weights: Weights, first: int, second: int, sizes: str
 ) -> None:
-    """ValueError unless the arrays are a field and the parameters of a branch.
-
-    Args:
-      first, second: channels per component after the first map and before the second.
-      sizes: the numbers of channels, for the message.
-    """
+    """ValueError unless the arrays are a field and the parameters of a branch with F = `first` and G = `second`."""
     dispatch.check_field(name, lines, planes)
     c = lines.shape[-1]
     maps = (4, c, first), (2 * c, 2 * first), (first,), (4, second, c), (2 * second, 2 * c), (c,)

@@ -182,11 +182,9 @@ def _fill(tree, leaves):
 
 
 def _bits(leaves):
-    """The checksum of each array: the sum of its words modulo 2^32, for any number of devices and processes.
-
-    NumPy arrays are whole in each process, so they need no communication.
-    """
+    """The checksum of each array: the sum of its words modulo 2^32, for any number of devices and processes."""
     sums = np.array([_bit_sum(leaf) for leaf in leaves.values()], np.uint32)
+    # NumPy arrays are whole in each process.
     if jax.process_count() > 1 and any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
         sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
     return dict(zip(leaves, sums.tolist(), strict=True))
