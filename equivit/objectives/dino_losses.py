@@ -49,17 +49,11 @@ def neighbours(u: jax.Array) -> jax.Array:
 
 
 class Spread(NamedTuple):
-    """The use of prototypes by targets.  Uniform rows have `rows` 1; if one prototype takes all, `mean` is 0.
+    """The use of prototypes by targets.  Uniform rows have `rows` 1; if one prototype takes all, `mean` is 0."""
 
-    Attributes:
-      rows: mean entropy of a row, over log K.
-      mean: entropy of the mean row, over log K.
-      fullest: the largest share of rows in which the same prototype has the largest entry.
-    """
-
-    rows: jax.Array
-    mean: jax.Array
-    fullest: jax.Array
+    rows: jax.Array  # mean entropy of a row, over log K
+    mean: jax.Array  # entropy of the mean row, over log K
+    fullest: jax.Array  # the largest share of rows in which the same prototype has the largest entry
 
 
 def _spread(sums: Sums) -> Spread:
@@ -69,15 +63,12 @@ def _spread(sums: Sums) -> Spread:
 
 
 class Outcome(NamedTuple):
-    """The result of `dinov2`: the losses, the spread of class and patch targets, and the new centres.
-
-    `centers` is (class tokens, patches), for the next step; each [K], or None without centering.
-    """
+    """The result of `dinov2`."""
 
     losses: dict[str, jax.Array]
-    classes: Spread
+    classes: Spread  # of the targets of class tokens
     patches: Spread
-    centers: tuple[jax.Array | None, jax.Array | None]
+    centers: tuple[jax.Array | None, jax.Array | None]  # of both, for the next step: [K], or None without centering
 
 
 Heads = tuple[DinoHead, DinoHead]

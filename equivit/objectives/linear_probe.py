@@ -75,9 +75,6 @@ class LinearProbe(Objective):
     micro-batch.  The defaults follow MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
     momentum=0.01 (0.99 in Flax's convention) and weight_std=0.02.  It stores the biased variance; we store the unbiased
     one, as PyTorch does.
-
-    Raises:
-      ValueError: the model has no head.
     """
 
     @dataclasses.dataclass(frozen=True)

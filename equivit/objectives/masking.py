@@ -20,7 +20,6 @@ def random_keep(
     """A random choice of tokens for each image.
 
     Args:
-      key: the source of randomness.
       batch: B, number of images.
       tokens: N, number of patch tokens per image.
       kept: K, number of tokens that are kept.

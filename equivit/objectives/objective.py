@@ -43,21 +43,13 @@ def usual_rule(tensor: Tensor) -> Rule:
 
 
 class Step(NamedTuple):
-    """The inputs of a loss besides the module and the batch.
+    """The inputs of a loss besides the module and the batch."""
 
-    Attributes:
-      key: the source of all randomness.
-      clock: the progress of the run.
-      static: the value of `Objective.static`.
-      extra: the current arrays of `Objective.extra`.
-      teachers: models the run uses but does not train, by name, such as "teacher".
-    """
-
-    key: jax.Array
-    clock: Clock
-    static: Hashable
-    extra: Extra
-    teachers: dict[str, nnx.Module]
+    key: jax.Array  # the source of all randomness
+    clock: Clock  # the progress of the run
+    static: Hashable  # the value of `Objective.static`
+    extra: Extra  # the current arrays of `Objective.extra`
+    teachers: dict[str, nnx.Module]  # models the run uses but does not train, by name, such as "teacher"
 
 
 class Loss(NamedTuple):
@@ -76,24 +68,17 @@ class Objective:
     Args:
       config: a checked config; `config.model.num_classes` is set if the data have classes.
 
-    Attributes:
-      Options: the keys of the `objective` section of a config, without `name` (`sections.py`).
-      FIXED: the keys that determine the trained module, and so cannot change when a run resumes.
-      entries: the required entries of every example.
-      weights: the names of the weights that a run keeps and can export; the first is the default.
-      has_head: the model needs a head; otherwise construction raises ValueError.
-      decodes: the exported model takes images and includes the additions of the objective, so costs count it.
-      prefix: the prefix of the exported model's parts in the names of the module.
-      options: the `objective` section.
+    Raises:
+      ValueError: the objective trains a head (`has_head`), and the model has none.
     """
 
-    Options: ClassVar[type]
-    FIXED: ClassVar[tuple[str, ...]] = ()
-    entries: ClassVar[tuple[str, ...]] = ("image", "label")
-    weights: ClassVar[tuple[str, ...]] = ("trained",)
+    Options: ClassVar[type]  # the keys of the `objective` section of a config, without `name` (`sections.py`)
+    FIXED: ClassVar[tuple[str, ...]] = ()  # those that determine the trained module: they cannot change on resuming
+    entries: ClassVar[tuple[str, ...]] = ("image", "label")  # of every example
+    weights: ClassVar[tuple[str, ...]] = ("trained",)  # that a run keeps and can export; the first is the default
     has_head: ClassVar[bool] = False
-    decodes: ClassVar[bool] = False
-    prefix: ClassVar[str] = ""
+    decodes: ClassVar[bool] = False  # the exported model has the objective's additions, takes images, and is counted
+    prefix: ClassVar[str] = ""  # of the exported model's parts in the names of the module
 
     def __init__(self, config: ConfigDict):
         self.config, self.options = config, config.get("objective")

@@ -22,9 +22,6 @@ class Segmentation(Objective):
 
     `model.num_classes` is the number of pixel classes.  Pixels with `crops.VOID` in the label map do not count.  The
     loss is the mean over all other pixels of the batch, for any split over devices and micro-batches.
-
-    Raises:
-      ValueError: `model.num_classes` is None.
     """
 
     @dataclasses.dataclass(frozen=True)

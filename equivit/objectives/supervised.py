@@ -43,9 +43,6 @@ class Supervised(Objective):
     """The classification objective of DeiT III (Touvron et al. 2022).
 
     With `ema`, `extra["ema"]` holds the averaged parameters; running statistics are not averaged but copied.
-
-    Raises:
-      ValueError: the model has no head.
     """
 
     @dataclasses.dataclass(frozen=True)

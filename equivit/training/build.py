@@ -24,28 +24,18 @@ from equivit.training.state import Metrics, State, begin, make_step
 
 
 class Program(NamedTuple):
-    """A compiled run.
-
-    Attributes:
-      objective: the training objective.
-      module: the trained module, with shapes in place of arrays.
-      abstract: the state as ShapeDtypeStructs with their shardings.
-      teachers: the arrays of the teachers, by name.
-      init: makes the first state; its argument holds arrays by name, of the model or of the objective's additions,
-        that replace random initial values.
-      compiled: the jitted step of (state, teachers, batch, static); it donates the state.
-      lr: the learning rate by step.
-      weight_decay: the weight decay by step; None if it is constant.
-    """
+    """A compiled run."""
 
     objective: Objective
-    module: nnx.Module
-    abstract: State
-    teachers: dict[str, Arrays]
+    module: nnx.Module  # the trained module, with shapes in place of arrays
+    abstract: State  # ShapeDtypeStructs with their shardings
+    teachers: dict[str, Arrays]  # the arrays of the teachers, by name
+    # Makes the first state.  Its argument holds arrays by name, of the model or of the objective's additions, that
+    # replace random initial values.
     init: Callable[[Arrays], State]
-    compiled: Any
-    lr: Schedule
-    weight_decay: Schedule | None = None
+    compiled: Any  # the jitted step of (state, teachers, batch, static), which donates the state
+    lr: Schedule  # by step
+    weight_decay: Schedule | None = None  # by step; None if it is constant
 
     def step(self, state: State, batch: Batch, static: Hashable = None) -> tuple[State, Metrics]:
         """The state and the metrics after one step."""

@@ -40,7 +40,6 @@ class Checkpoints:
     """The checkpoints of one run, `<workdir>/checkpoints/<step>/`.
 
     Args:
-      workdir: the run directory.
       options: the `checkpoint` section: the intervals `every_steps` and `every_seconds`, and the number to `keep`.
 
     Raises ValueError if Orbax cannot use the directory.  `save`, `wait` and leaving the context raise NotSavedError if

@@ -63,15 +63,10 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The keys and values that configurations of one kind may have.
+    """The keys and values that configurations of one kind may have."""
 
-    Attributes:
-      check: raises ValueError for unknown keys and impossible values.
-      types: the types of the keys that a configuration has or may get, by section.
-    """
-
-    check: Callable[[ConfigDict], None]
-    types: Callable[[ConfigDict], Mapping[str, Any]]
+    check: Callable[[ConfigDict], None]  # raises ValueError for unknown keys and impossible values
+    types: Callable[[ConfigDict], Mapping[str, Any]]  # of the keys that a configuration has or may get, by section
 
 
 class Missing(str):

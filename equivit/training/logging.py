@@ -39,7 +39,6 @@ class Log:
     """Writes the metrics of a run; only the first process writes.
 
     Args:
-      workdir: the run directory.
       options: the `log` section.
       total: steps of the run.
       start: finished steps; lines of later steps, left by a killed run, are dropped.

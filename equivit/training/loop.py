@@ -28,17 +28,11 @@ Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
 
 
 class Outcome(NamedTuple):
-    """The result of a finished run.
+    """The result of a finished run."""
 
-    Attributes:
-      report: the final figures, as in report.json.
-      model: the trained model.
-      results: the results of `evaluate` for it.
-    """
-
-    report: dict[str, float]
+    report: dict[str, float]  # the final figures, as in report.json
     model: nnx.Module
-    results: dict[str, dict]
+    results: dict[str, dict]  # of `evaluate` for the model
 
 
 class NotFiniteError(ArithmeticError):
@@ -75,8 +69,6 @@ def train(
 
     Args:
       config: a checked config, completed from the data.
-      workdir: the run directory.
-      pipeline: the training data.
       evaluate: the results of a model by protocol (`runner.evaluate`).
       initial: initial parameters of a fresh run; all others are random.
       trained_on: the training data, for run.json and saved models.

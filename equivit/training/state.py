@@ -73,10 +73,7 @@ def make_step(
     is False.
 
     Args:
-      objective: the training objective.
       module: the trained module (`objective.module`); it may be abstract, as may `teachers`.
-      optimizer: the optimiser of the trainable parameters.
-      seed: seed of all randomness.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
       teachers: models that the objective uses but does not train, by name.

@@ -78,8 +78,6 @@ class Sweep:
     """The pure functions of one run: `init`, `epoch` and `evaluate`.
 
     Args:
-      config: a sweep's configuration (`training/sweep_config.py`).
-      make_model: builds the model from its random numbers.
       examples: the number of training series; an epoch ends with a smaller batch if `batch_size` does not divide it.
       epochs: length of a run.
       together: runs under one `vmap`; None: one on a CPU, otherwise all.

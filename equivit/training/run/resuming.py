@@ -61,8 +61,6 @@ def remarks(
     """Report changes since the last start, and whether the result will equal an uninterrupted run.
 
     Args:
-      workdir: the run directory.
-      config: of the run.
       before: the configuration of the last start; None if unknown.
       now: `conditions`.
       start: the first step; 0 for a fresh run.
