@@ -100,7 +100,11 @@ def _check_values(config: ConfigDict) -> None:
     for key, value in flat(config).items():
         if isinstance(value, Missing):
             raise ValueError(f"config.{key} is missing: {value}")
-    _check_model(config.model)
+    name = config.model.get("name")
+    constraints.check("config.model.name", name, str)
+    if name in patchtst.NAMES:
+        raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
+    zoo.check_options(name, config.model)  # the names alone: the values are checked once the data are known
     sections.check("config", config, {**_types(config), "model": Any})
     data_config.check(config.data)
     schedules.check(config.schedule)
@@ -127,15 +131,6 @@ def _name(config: ConfigDict, section: str) -> Any:
 
 
 TRAINING = Schema(validate, _types)
-
-
-def _check_model(section: ConfigDict) -> None:
-    """Check the name of the model and the names of its options; the values are checked once the data are known."""
-    name = section.get("name")
-    constraints.check("config.model.name", name, str)
-    if name in patchtst.NAMES:
-        raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
-    zoo.check_options(name, section)
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:

@@ -64,11 +64,7 @@ def directory(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def content(state: State, *, before_failure: bool) -> ocp.args.Composite:
-    """The parts of a state's checkpoint, for `CheckpointManager.save`.
-
-    Args:
-      before_failure: stored in the checkpoint (`Checkpoints.save_before_failure`).
-    """
+    """The parts of a state's checkpoint, for `CheckpointManager.save`; it also stores `before_failure`."""
     step, leaves = int(state.step), _leaves(state)
     about = {"step": step, "next_batch": step, "before_failure": before_failure}
     about |= {"leaves": _about_leaves(leaves), "bits": _bits(leaves)}

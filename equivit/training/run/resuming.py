@@ -133,8 +133,7 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
     old, new = configs.flat(configs.plain(before)), configs.flat(configs.plain(config))
     for key in fixed:
         if new.get(key) != old.get(key) and key.removeprefix("model.") not in EXECUTION:
-            value = repr(new[key]) if key in new else "its default"
-            has = repr(old[key]) if key in old else "its default"
+            value, has = (repr(values[key]) if key in values else "its default" for values in (new, old))
             thing = "this setting" if key in ("objective.name", "optimizer.freeze") else "the model"
             raise ValueError(
                 f"config.{key}={value}: the run in {workdir} has {has}, and {thing} must not change; give that value, "
