@@ -59,19 +59,13 @@ class Supervised(Objective):
     def check(config: ConfigDict) -> None:
         """ValueError for incompatible values."""
         objective = config.objective
-        Supervised.check_mixing(config)
-        if objective.loss == "bce" and objective.label_smoothing:
+        if objective.mixup or objective.cutmix:
+            mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
+        if objective.get("loss") == "bce" and objective.label_smoothing:  # distillation has neither
             raise ValueError(
                 f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target 1; "
                 "set label_smoothing=0.0 or loss='cross_entropy'."
             )
-
-    @staticmethod
-    def check_mixing(config: ConfigDict) -> None:
-        """ValueError if the batch does not split into `mix_groups` groups."""
-        objective = config.objective
-        if objective.mixup or objective.cutmix:
-            mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
 
     def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError if `token_drop` is set for a model without patch tokens."""

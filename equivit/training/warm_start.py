@@ -83,9 +83,8 @@ def _decoder(config: ConfigDict, model: Config, source: ModelModule) -> dict[str
     if not isinstance(source, Segmenter):
         return {}
     wanted = getattr(build.exported_model(build.make_objective(config), model), "config", None)
-    if not isinstance(wanted, SegmenterConfig):
-        return {}
-    if dataclasses.replace(wanted, backbone=source.config.backbone) != source.config:
+    backbone = source.config.backbone
+    if not isinstance(wanted, SegmenterConfig) or dataclasses.replace(wanted, backbone=backbone) != source.config:
         return {}
     arrays = logical.take(source, nnx.Variable)
     return {leaf: array for leaf, array in arrays.items() if not leaf.startswith("backbone.")}
