@@ -123,8 +123,7 @@ def mix(
       key: the source of all randomness.
       images: float [B, H, W, C].
       targets: float [B, K].
-      mixup: alpha of mixup's Beta(alpha, alpha); 0 switches it off.
-      cutmix: the same for cutmix.
+      mixup, cutmix: alpha of the Beta(alpha, alpha) of each method; 0 switches it off.
       probability: probability that a group is mixed.
       switch_probability: probability that a mixed group uses cutmix, if both are on.
       groups: G, the number of groups; each has one mode and one lambda and is mixed within itself.

@@ -143,13 +143,10 @@ class Meter:
     def add(self, metrics: dict[str, jax.Array]) -> bool:
         """Add the metrics of one step; False if any step fetched so far was not finite."""
         self._pending.append(metrics)
-        return self._fetch(IN_FLIGHT)
+        return self.flush(IN_FLIGHT)
 
-    def flush(self) -> bool:
-        """Wait for all steps so far; False if one of them was not finite."""
-        return self._fetch(0)
-
-    def _fetch(self, leave):
+    def flush(self, leave: int = 0) -> bool:
+        """Fetch the metrics of all steps so far but the last few; False if one of the steps was not finite."""
         good = True
         while len(self._pending) > leave:
             metrics = jax.device_get(self._pending.popleft())

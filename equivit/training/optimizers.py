@@ -74,12 +74,8 @@ class Rules:
         self.starts = per_leaf(lambda tensor: rule(tensor).starts)
         self.masks = freezing.masks(rule, tables, trainable)
 
-    def norms(self, tree: Arrays) -> dict[str, jax.Array]:
-        """The norm of each logical tensor, shaped to broadcast against its leaf."""
-        return {k: jnp.sqrt(self.squares(k, a)) for k, a in tree.items()}
-
     def squares(self, leaf: str, array: jax.Array) -> jax.Array:
-        """The sum of squares of each logical tensor of a leaf."""
+        """The sum of squares of each logical tensor of a leaf, shaped to broadcast against it."""
         return jnp.sum(jnp.square(array), axis=tuple(range(self.tables[leaf].ndim, array.ndim)), keepdims=True)
 
 
@@ -190,7 +186,7 @@ def _trust_ratio(
     """Multiply the update u of each tensor in `where` by coefficient |p| / |u|, or by 1 where either norm is 0."""
 
     def update(updates, params):
-        p, u = rules.norms({k: params[k] for k in updates}), rules.norms(updates)
+        p, u = ({k: jnp.sqrt(rules.squares(k, tree[k])) for k in updates} for tree in (params, updates))
         some = {k: where[k] & (p[k] > 0) & (u[k] > 0) for k in updates}
         ratio = {k: coefficient * p[k] / jnp.where(u[k] > 0, u[k], 1) for k in updates}
         return {k: updates[k] * jnp.where(some[k], ratio[k], 1) for k in updates}
