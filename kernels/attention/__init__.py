@@ -34,7 +34,7 @@ def attend(
     Raises:
       ValueError: an unknown implementation, or no kernel for these arrays.
     """
-    chosen = dispatch.chosen("attend", implementation)
+    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen("attend", implementation)
     with jax.named_scope("attention"):
         takes = chosen in ("auto", "gpu") and bias is None and scale is None and gpu.supported(q, k, v)
         if implementation == "gpu":
