@@ -59,7 +59,7 @@ def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> ja
     Raises:
       ValueError: an unknown implementation, a width that is not 3 H d, or no kernel for this shape or dtype.
     """
-    chosen = dispatch.chosen(NAME, implementation)
+    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen(NAME, implementation)
     if qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
         raise ValueError(f"{NAME}: qkv {qkv.shape} must be [*B, N, 3 H d]; {heads=} needs multiples of {3 * heads}.")
     if chosen in ("tpu", "interpret"):
