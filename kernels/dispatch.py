@@ -54,6 +54,11 @@ def lacks(asked: str, chosen: str, kernels: dict[str, Callable | None]) -> bool:
     return asked == "auto" != chosen and kernels.get(chosen) is None
 
 
+def by_implementation(tpu: Callable | None, gpu: Callable | None = None) -> dict[str, Callable | None]:
+    """The kernels of an operation; the one for TPUs also runs interpreted, with `interpret=True`."""
+    return {"tpu": tpu, "interpret": tpu and functools.partial(tpu, interpret=True), "gpu": gpu}
+
+
 def check_field(name: str, lines: jax.Array, planes: jax.Array) -> None:
     """ValueError unless the arrays are an octic field, lines [4, *B, N, C] and planes [2, *B, N, 2C], of one dtype."""
     expected = (2, *lines.shape[1:-1], 2 * lines.shape[-1]) if lines.ndim else ()
@@ -156,10 +161,7 @@ def on_rows(kernel: Callable, fields: int) -> Callable:
 
 
 def _on_shards(kernel, *, plain, fields, weights):
-    """The kernel on each device's shard of the batch, or `plain` if the ambient mesh does not divide the batch evenly.
-
-    The compiler cannot partition a kernel, so all mesh axes must be manual where it runs.
-    """
+    """The kernel on each device's shard of the batch; `plain` if the ambient mesh does not divide the batch evenly."""
     mesh, batch = jax.sharding.get_abstract_mesh(), fields[0].shape[1:-2]
     if fields[0].size == 0:
         return plain
@@ -175,6 +177,7 @@ def _on_shards(kernel, *, plain, fields, weights):
     if batch[-1] % math.prod(mesh.shape[axis] for axis in split):
         return plain
     specs = tuple(PartitionSpec(*(None,) * (a.ndim - 3), split) for a in fields)
+    # The compiler cannot partition a kernel, so all mesh axes must be manual where it runs.
     return jax.shard_map(
         kernel,
         in_specs=(*specs, *(PartitionSpec() for _ in weights)),

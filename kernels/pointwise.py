@@ -60,10 +60,21 @@ def isotypic_sums(values: Sequence[jax.Array] | np.ndarray) -> tuple[jax.Array, 
 FOURIER = np.stack(to_regular(np.eye(8)))  # [8, 8], values on the group = FOURIER @ components
 
 
+def octic_gelu(components: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The GELU of the values on the group, of eight components."""
+    return to_isotypic([gelu(value) for value in to_regular(components)])
+
+
+def octic_gelu_gradient(components: Sequence[jax.Array], gradients: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """The gradient of the eight components, from them and the gradients of the results of `octic_gelu`."""
+    pairs = zip(to_regular(components), to_regular(gradients), strict=True)
+    return to_isotypic([gelu_gradient(value) * gradient for value, gradient in pairs])
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, x Phi(x), of float32 values, with an error below 5e-7 for all x."""
-    a = _magnitude(x)
-    return jnp.maximum(x, 0.0) - a * _tail(a)
+    a, tail = _magnitude_and_tail(x)
+    return jnp.maximum(x, 0.0) - a * tail
 
 
 def double_gelu(u: jax.Array, scale: float) -> jax.Array:
@@ -78,18 +89,15 @@ def double_gelu(u: jax.Array, scale: float) -> jax.Array:
 
 def gelu_gradient(x: jax.Array) -> jax.Array:
     """The derivative Phi(x) + x phi(x) of the exact GELU, with an error below 5e-7."""
-    tail = _tail(_magnitude(x))
+    _, tail = _magnitude_and_tail(x)
     density = jnp.exp2(LOG2_DENSITY[0] * (x * x) + LOG2_DENSITY[1])
     return jnp.where(x > 0, 1.0 - tail, tail) + x * density
 
 
-def _magnitude(x: jax.Array) -> jax.Array:
-    return jnp.minimum(jnp.abs(x), LARGEST)
-
-
-def _tail(a: jax.Array) -> jax.Array:
-    """1 - Phi(a) of a normal variable, for a in [0, LARGEST]."""
+def _magnitude_and_tail(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """a = min(|x|, LARGEST), and 1 - Phi(a) of a normal variable."""
+    a = jnp.minimum(jnp.abs(x), LARGEST)
     p = TAIL[0] * a + TAIL[1]
     for coefficient in TAIL[2:]:
         p = p * a + coefficient
-    return jnp.exp2(p)
+    return a, jnp.exp2(p)

@@ -13,8 +13,8 @@ from equivit.layers.grid import Layout
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT
 from equivit.symmetry.groups import OCTIC
-from kernels import octic_attention, octic_mlp
 from kernels.dispatch import AUTO, FUSED
+from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 
 class Branch(NamedTuple):
@@ -39,12 +39,12 @@ class Branch(NamedTuple):
         if not isinstance(x, Isotypic) or x.group is not OCTIC:
             return None
         if type(body) is isotypic.Attention and body.qkv.bias is not None:
-            attention = octic_attention.Weights(*isotypic.branch_arrays(norm, body.qkv, body.proj, scale))
+            attention = Weights(*isotypic.branch_arrays(norm, body.qkv, body.proj, scale))
             options: dict[str, Any] = dict(weights=attention, heads=body.num_heads, norm=norm.constants)
-            return functools.partial(octic_attention.octic_attention, **options)
+            return functools.partial(octic_attention, **options)
         if isinstance(body, isotypic.Mlp):
-            mlp = octic_mlp.Weights(*isotypic.branch_arrays(norm, body.fc1, body.fc2, scale))
-            return functools.partial(octic_mlp.octic_mlp, weights=mlp, norm=norm.constants)
+            mlp = Weights(*isotypic.branch_arrays(norm, body.fc1, body.fc2, scale))
+            return functools.partial(octic_mlp, weights=mlp, norm=norm.constants)
         return None
 
 

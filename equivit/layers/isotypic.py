@@ -129,7 +129,7 @@ class LayerScale(nnx.Module):
 
 
 def branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerScale) -> list[jax.Array]:
-    """The parameters of an octic branch, in the order of `octic_mlp.Weights` and `octic_attention.Weights`."""
+    """The parameters of an octic branch, in the order of `octic_branch.Weights`."""
     arrays = [a[...] for part in (norm, first, second) for a in (part.lines, part.planes, part.bias)]
     return [*arrays, scale.lines[...], scale.planes[...]]
 

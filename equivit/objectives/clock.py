@@ -7,17 +7,11 @@ import jax.numpy as jnp
 
 
 class Clock(NamedTuple):
-    """The position of a step in its run; `step` is traced, so one compiled program serves all steps.
+    """The position of a step in its run; `step` is traced, so one compiled program serves all steps."""
 
-    Attributes:
-      step: number of finished steps.
-      total: steps of the whole run.
-      per_epoch: steps of one epoch.
-    """
-
-    step: jax.Array
-    total: int
-    per_epoch: int
+    step: jax.Array  # finished steps
+    total: int  # steps of the whole run
+    per_epoch: int  # steps of one epoch
 
     @property
     def done(self) -> jax.Array:

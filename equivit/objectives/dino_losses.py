@@ -1,14 +1,14 @@
-"""DINOv2's losses as functions of arrays: targets, cross-entropies, KoLeo, and their combination.
+"""DINOv2's losses as functions of arrays: cross-entropies against two kinds of targets, KoLeo, and their sum.
 
-K prototypes, R rows, B images, D channels; float32 throughout.  `dinov2` is the whole objective; the functions before
-it are simple references for its streamed parts (`streams.py`).
+K prototypes, R rows, B images, D channels; float32 throughout.  Logits are streamed (`streams.py`).
 
 Source: DINOv2 (arXiv 2304.07193), Section 4; DINO (2104.14294); iBOT (2111.07832); KoLeo is Sablayrolles et al.'s
 (1806.03198); Sinkhorn-Knopp as in SwAV (2006.09882), Section 3.1.
 """
 
+import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,91 +22,6 @@ TARGETS = ("sinkhorn_knopp", "centering")
 LOGITS = 2**23  # logits of a group computed at a time
 
 
-def sinkhorn_knopp(
-    logits: jax.Array, temperature: float | jax.Array, weights: jax.Array | None = None, iterations: int = 3
-) -> jax.Array:
-    """Targets that use all prototypes equally: exp(logits / temperature), scaled until all columns have the same sum.
-
-    Each iteration normalises all columns to the same sum, then every row to 1.  It works in the log domain, so that no
-    logit overflows.  Sums are over all rows; under `jax.jit`, over all devices.
-
-    Args:
-      logits: [R, K].
-      weights: [R]; rows of weight 0 are padding and get zeros.  All other weights count equally.
-
-    Returns:
-      [R, K], no gradient.
-    """
-    x = jax.lax.stop_gradient(logits.astype(jnp.float32) / temperature)
-    if weights is not None:
-        present = weights[:, None] > 0
-        x = jnp.where(present, x, -jnp.inf)
-
-    def balance(_, x):
-        for axis in (0, 1):
-            total = jax.nn.logsumexp(x, axis=axis, keepdims=True)
-            x = x - jnp.where(jnp.isneginf(total), 0.0, total)  # only padding: no sum to divide by
-        return x
-
-    return jnp.exp(jax.lax.fori_loop(0, iterations, balance, x))
-
-
-def centred_targets(logits: jax.Array, center: jax.Array, temperature: float | jax.Array) -> jax.Array:
-    """softmax((logits - center) / temperature), no gradient.  Shapes: [*B, K], [K] -> [*B, K]."""
-    return jax.lax.stop_gradient(jax.nn.softmax((logits.astype(jnp.float32) - center) / temperature))
-
-
-def moved_center(
-    center: jax.Array, logits: jax.Array, weights: jax.Array | None = None, momentum: float | jax.Array = 0.9
-) -> jax.Array:
-    """Move the centre [K] towards the mean of logits [*B, K], without rows of weight [*B] 0.
-
-    The result is for the next step: the targets of a step use the centre of the steps before it.
-    """
-    rows = jax.lax.stop_gradient(logits.astype(jnp.float32))
-    present = jnp.ones(rows.shape[:-1]) if weights is None else (weights > 0).astype(jnp.float32)
-    axes = tuple(range(present.ndim))
-    number = present.sum()
-    mean = (rows * present[..., None]).sum(axes) / jnp.maximum(number, 1)
-    return jnp.where(number > 0, momentum * center + (1 - momentum) * mean, center)
-
-
-def dino(
-    targets: jax.Array, global_logits: jax.Array, local_logits: jax.Array, temperature: float | jax.Array = 0.1
-) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropies between views of the same image, averaged over images and summed over pairs of views.
-
-    A global view of the student is compared with the other global target, a local view with both.
-
-    Args:
-      targets: [2, B, K], from the teacher's global views.
-      global_logits, local_logits: [2, B, K] and [L, B, K], from the student; L may be 0.
-
-    Returns:
-      The sums over global and over local pairs, both divided by the number of all pairs, 2 + 2 L.
-    """
-    pairs = 2 + 2 * len(local_logits)
-    crossed = cross_entropy(targets[::-1], global_logits, temperature).mean(-1).sum()
-    local = cross_entropy(targets[:, None], local_logits, temperature).mean(-1).sum()
-    return crossed / pairs, local / pairs
-
-
-def ibot(
-    targets: jax.Array, logits: jax.Array, weights: jax.Array, views: int, temperature: float | jax.Array = 0.1
-) -> jax.Array:
-    """The weighted sum of the cross-entropies of masked patches, divided by the number of views, masked or not.
-
-    Shapes: targets and logits [R, K], weights [R]: 1 over the masked patches of the row's view, 0 for padding.
-    """
-    return (weights * cross_entropy(targets, logits, temperature)).sum() / views
-
-
-def cross_entropy(targets: jax.Array, logits: jax.Array, temperature: float | jax.Array) -> jax.Array:
-    """-sum_k targets_k log softmax(logits / temperature)_k.  Shapes: [*B, K] twice -> [*B]."""
-    log = jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
-    return -(targets * log).sum(-1)
-
-
 def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
     """-mean log |u_i - u_j|, u_j the nearest other unit vector in the group: spreads features over the sphere.
 
@@ -118,7 +33,7 @@ def koleo(features: jax.Array, groups: int = 1) -> jax.Array:
       ValueError: `groups` does not divide the batch, or a group holds one image.
     """
     images = len(features)
-    check_groups("koleo", images, groups)
+    errors.divides("koleo: groups", groups, images, f"the batch of {images} images")
     if images == groups:
         raise ValueError(f"koleo: {groups=} of {images} images hold one image each; neighbours need at least two.")
     u = unit(features, 1e-8).reshape(groups, images // groups, -1)
@@ -133,31 +48,12 @@ def neighbours(u: jax.Array) -> jax.Array:
     return jnp.where(jnp.eye(u.shape[1], dtype=bool), -jnp.inf, products).argmax(-1)
 
 
-def check_groups(name: str, images: int, groups: int) -> None:
-    """ValueError unless `groups` divides the images."""
-    errors.divides(f"{name}: groups", groups, images, f"the batch of {images} images")
-
-
 class Spread(NamedTuple):
-    """The use of prototypes by targets.  Uniform rows have `rows` 1; if one prototype takes all, `mean` is 0.
+    """The use of prototypes by targets.  Uniform rows have `rows` 1; if one prototype takes all, `mean` is 0."""
 
-    Attributes:
-      rows: mean entropy of a row, over log K.
-      mean: entropy of the mean row, over log K.
-      fullest: the largest share of rows in which the same prototype has the largest entry.
-    """
-
-    rows: jax.Array
-    mean: jax.Array
-    fullest: jax.Array
-
-
-def spread(targets: jax.Array, weights: jax.Array | None = None) -> Spread:
-    """`Spread` of targets [R, K]; rows of weight [R] 0 do not count."""
-    present = jnp.ones(len(targets)) if weights is None else (weights > 0).astype(jnp.float32)
-    leads = jax.nn.one_hot(targets.argmax(-1), targets.shape[-1])
-    entropy = jax.scipy.special.entr(targets).sum(-1) @ present
-    return _spread(Sums(present.sum(), entropy, present @ targets, present @ leads))
+    rows: jax.Array  # mean entropy of a row, over log K
+    mean: jax.Array  # entropy of the mean row, over log K
+    fullest: jax.Array  # the largest share of rows in which the same prototype has the largest entry
 
 
 def _spread(sums: Sums) -> Spread:
@@ -167,37 +63,18 @@ def _spread(sums: Sums) -> Spread:
 
 
 class Outcome(NamedTuple):
-    """The result of `dinov2_outcome`: the losses, the spread of class and patch targets, and the new centres.
-
-    `centers` is (class tokens, patches), for the next step; each [K], or None without centering.
-    """
+    """The result of `dinov2`."""
 
     losses: dict[str, jax.Array]
-    classes: Spread
+    classes: Spread  # of the targets of class tokens
     patches: Spread
-    centers: tuple[jax.Array | None, jax.Array | None]
+    centers: tuple[jax.Array | None, jax.Array | None]  # of both, for the next step: [K], or None without centering
 
 
 Heads = tuple[DinoHead, DinoHead]
 
 
 def dinov2(
-    student_heads: Heads,
-    teacher_heads: Heads,
-    student: dict[str, jax.Array],
-    teacher: dict[str, jax.Array],
-    masks: jax.Array,
-    *,
-    teacher_temperature: float | jax.Array,
-    targets: str = "sinkhorn_knopp",
-    **options: Any,
-) -> dict[str, jax.Array]:
-    """The losses of `dinov2_outcome`, with the same arguments."""
-    options |= dict(teacher_temperature=teacher_temperature, targets=targets)
-    return dinov2_outcome(student_heads, teacher_heads, student, teacher, masks, **options).losses
-
-
-def dinov2_outcome(
     student_heads: Heads,
     teacher_heads: Heads,
     student: dict[str, jax.Array],
@@ -241,27 +118,37 @@ def dinov2_outcome(
     if (targets == "centering") != (centers is not None):
         raise ValueError(f"dinov2: {targets=} {'needs' if centers is None else 'takes no'} centers=(cls, patches).")
     views, images = masks.shape[:2]
-    check_groups("dinov2", images, groups)
-    settings = _Settings(teacher_temperature, student_temperature, iterations, center_momentum, at_once)
-    center = (None, None) if centers is None else centers
+    errors.divides("dinov2: groups", groups, images, f"the batch of {images} images")
+    compare = functools.partial(
+        _compare,
+        teacher_temperature=teacher_temperature,
+        student_temperature=student_temperature,
+        iterations=iterations,
+        momentum=center_momentum,
+        at_once=at_once,
+    )
+    class_center, patch_center = centers or (None, None)
 
     local = student.get("local_cls")
     every = student["cls"] if local is None else jnp.concatenate([student["cls"], local])
     ours, theirs = (_items(views, groups) for views in (every, teacher["cls"]))
     present = jnp.ones((groups, images // groups), bool)
-    classes = _compare(student_heads[0], teacher_heads[0], ours, theirs, present, center[0], settings)
+    # crosses [G, b, 2, 2 + L]
+    crosses, classes, class_center = compare(student_heads[0], teacher_heads[0], ours, theirs, present, class_center)
 
     chosen, weights = masked_rows(masks, groups, capacity)
     ours, theirs = (_take(patches, chosen) for patches in (student["patches"], teacher["patches"]))
-    patches = _compare(student_heads[1], teacher_heads[1], ours, theirs, weights > 0, center[1], settings)
+    masked, patches, patch_center = compare(student_heads[1], teacher_heads[1], ours, theirs, weights > 0, patch_center)
 
-    crossed, local = _dino(classes.losses)
-    apart = koleo_weight * sum(koleo(view, groups) for view in student["cls"])
-    masked = (weights * patches.losses[..., 0, 0]).sum() / (views * images)
-    losses = {"global": crossed, "local": local, "koleo": apart, "ibot": masked}
-    losses["total"] = crossed + local + apart + masked
-    moved = (classes.center, patches.center)
-    return Outcome(losses, _spread(classes.sums), _spread(patches.sums), moved)
+    pairs = 2 * every.shape[0] - 2
+    losses = {
+        "global": (crosses[..., 0, 1] + crosses[..., 1, 0]).mean() / pairs,
+        "local": crosses[..., 2:].sum((-2, -1)).mean() / pairs,
+        "koleo": koleo_weight * sum(koleo(view, groups) for view in student["cls"]),
+        "ibot": (weights * masked[..., 0, 0]).sum() / (views * images),
+    }
+    losses["total"] = sum(losses.values())
+    return Outcome(losses, _spread(classes), _spread(patches), (class_center, patch_center))
 
 
 def masked_rows(masks: jax.Array, groups: int = 1, capacity: int | None = None) -> tuple[jax.Array, jax.Array]:
@@ -299,44 +186,36 @@ def _items(views: jax.Array, groups: int) -> jax.Array:
     return jnp.moveaxis(views, 0, 1).reshape(groups, images // groups, count, width)
 
 
-class _Settings(NamedTuple):
-    teacher_temperature: float | jax.Array
-    student_temperature: float | jax.Array
-    iterations: int
-    momentum: float | jax.Array
-    at_once: int | None
-
-
-class _Compared(NamedTuple):
-    losses: jax.Array  # [G, M, T, S]
-    sums: Sums
-    center: jax.Array | None
-
-
-def _compare(student_head, teacher_head, student, teacher, present, center, settings) -> _Compared:
-    """Cross-entropies of tokens [G, M, S, D] against targets from [G, M, T, D]."""
+def _compare(
+    student_head: DinoHead,
+    teacher_head: DinoHead,
+    student: jax.Array,
+    teacher: jax.Array,
+    present: jax.Array,
+    center: jax.Array | None,
+    *,
+    teacher_temperature: float | jax.Array,
+    student_temperature: float | jax.Array,
+    iterations: int,
+    momentum: float | jax.Array,
+    at_once: int | None,
+) -> tuple[jax.Array, Sums, jax.Array | None]:
+    """Cross-entropies [G, M, T, S] of tokens [G, M, S, D] against targets from [G, M, T, D], their sums and centre."""
     guides = jax.lax.stop_gradient(teacher_head.prototypes())
     features = jax.lax.stop_gradient(streams.by_group(Bottleneck.__call__, teacher_head.mlp, teacher))
-    guide = Stream(features, guides.over(settings.teacher_temperature), Prototypes.logits)
-    prototypes = student_head.prototypes().over(settings.student_temperature)
+    guide = Stream(features, guides.over(teacher_temperature), Prototypes.logits)
+    prototypes = student_head.prototypes().over(student_temperature)
     learner = Stream(student, (student_head.mlp, prototypes), lambda parts, x: parts[1].logits(parts[0](x)))
     size = len(guides.factors)
-    at_once = settings.at_once or max(LOGITS // size, 1)
+    at_once = at_once or max(LOGITS // size, 1)
     if center is None:
-        shift = streams.sinkhorn_shift(guide, present, size, iterations=settings.iterations, at_once=at_once)
+        shift = streams.sinkhorn_shift(guide, present, size, iterations=iterations, at_once=at_once)
     else:
-        shift = -center / settings.teacher_temperature
+        shift = -center / teacher_temperature
         # The mean of logits is the logits of the mean.
         weights = jnp.broadcast_to(present[..., None, None], (*features.shape[:-1], 1)).astype(jnp.float32)
         mean = (features * weights).sum((0, 1, 2)) / jnp.maximum(weights.sum(), 1)
-        center = moved_center(center, guides.logits(mean)[None], present.any()[None], settings.momentum)
+        moved = momentum * center + (1 - momentum) * guides.logits(mean)
+        center = jnp.where(present.any(), moved, center)
     losses, sums = streams.cross_entropies(guide, shift, learner, present, at_once=at_once)
-    return _Compared(losses, sums, center)
-
-
-def _dino(losses: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`dino` of cross-entropies [G, b, 2, 2 + L]."""
-    pairs = 2 * losses.shape[-1] - 2
-    crossed = (losses[..., 0, 1] + losses[..., 1, 0]).mean()
-    local = losses[..., 2:].sum((-2, -1)).mean()
-    return crossed / pairs, local / pairs
+    return losses, sums, center

@@ -15,15 +15,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import errors, logical
-from equivit.constraints import (
-    Above0,
-    Inside,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-)
+from equivit.constraints import Above0, Inside, NonNegativeFloat, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
 from equivit.data import device_colour, masking
 from equivit.data.pixels import normalize
 from equivit.data.views import MaskedViews
@@ -36,17 +28,7 @@ from equivit.models import zoo
 from equivit.models.model import check_input
 from equivit.objectives import dino_losses
 from equivit.objectives.clock import Clock
-from equivit.objectives.objective import (
-    Batch,
-    Extra,
-    Loss,
-    Objective,
-    Rule,
-    Step,
-    averaged,
-    check_patches,
-    usual_rule,
-)
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, averaged, check_masking, usual_rule
 
 UNIFORM = 0.998  # of log K; healthy runs may reach it in their first steps
 ONE_PROTOTYPE = 0.5  # share of rows
@@ -85,12 +67,11 @@ class Student(nnx.Module):
         images = crops.reshape(-1, *crops.shape[2:])
         masks = None if masks is None else masks.reshape(len(images), -1)
         found = self.backbone.features(images, mask=masks, key=key, train=key is not None)
-        cls, patches = (_by_view(leaf, crops.shape[1]) for leaf in (found.cls, found.patches.values))
+        cls, patches = (
+            jnp.moveaxis(leaf.reshape(*crops.shape[:2], *leaf.shape[1:]), 1, 0)
+            for leaf in (found.cls, found.patches.values)
+        )
         return cls, patches.reshape(*patches.shape[:2], -1, patches.shape[-1])
-
-
-def _by_view(leaf, views):
-    return jnp.moveaxis(leaf.reshape(-1, views, *leaf.shape[1:]), 1, 0)
 
 
 class DinoV2(Objective):
@@ -137,7 +118,7 @@ class DinoV2(Objective):
     @staticmethod
     def check(config: ConfigDict) -> None:
         """ValueError for incompatible values, or a model that has a head or is not a ViT."""
-        check_patches(config)
+        check_masking(config)
         options, parts = config.objective, config.optimizer.accumulation
         low, high = options.mask_ratio
         if low > high:
@@ -151,17 +132,15 @@ class DinoV2(Objective):
                 f"config.objective.groups={options.groups} does not split a micro-batch of "
                 f"{config.batch_size // parts} images into equal groups of two or more; of config.batch_size {nearest}."
             )
-        if (classes := config.model.get("num_classes", "not set")) is not None:
-            raise ValueError(f"config.model.num_classes={classes}: DINOv2 has no classifier; set num_classes=None.")
 
     @staticmethod
     def transform_of(config: ConfigDict) -> functools.partial:
         """The transform to global and local crops with patch masks for the model."""
-        model: Any = zoo.configuration(**{**_sizes(config.data), **config.model})
-        options = config.objective
+        options, size = config.objective, config.data.train_image_size or config.data.image_size
+        model: Any = zoo.configuration(**{"image_size": size, **config.model})
         return functools.partial(
             MaskedViews,
-            grid=check_grid(config.data.train_image_size or config.data.image_size, model.patch_size, "global crops"),
+            grid=check_grid(size, model.patch_size, "global crops"),
             share=options.mask_share,
             ratio=tuple(options.mask_ratio),
             groups=options.groups,
@@ -237,7 +216,7 @@ class DinoV2(Objective):
         local = batch.get("local_crops")
         if local is not None and local.shape[1]:
             seen["local_cls"] = module.tokens(local, key=local_key)[0].astype(jnp.float32)
-        outcome = dino_losses.dinov2_outcome(
+        outcome = dino_losses.dinov2(
             module.heads,
             teacher.heads,
             seen,
@@ -304,7 +283,3 @@ class DinoV2(Objective):
 def _tokens(module, crops, masks=None, key=None):
     cls, patches = module.tokens(crops, masks, key)
     return {"cls": cls.astype(jnp.float32), "patches": patches.astype(jnp.float32)}
-
-
-def _sizes(data):
-    return dict(image_size=data.train_image_size or data.image_size)

@@ -37,7 +37,7 @@ class Distillation(Supervised):
     def check(config: ConfigDict) -> None:
         """ValueError for incompatible values or a missing teacher."""
         objective, data = config.objective, config.data
-        Supervised.check_mixing(config)
+        Supervised.check(config)
         if objective.teacher is None:
             raise ValueError(
                 f"config.objective.teacher={objective.teacher!r}: name a teacher: a run, a saved model, or pretrained "

@@ -10,7 +10,6 @@ Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset
 """
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Mapping
 from typing import Annotated, Any
 
@@ -129,7 +128,12 @@ class Gated(Objective):
         For abstract modules, as under `jax.eval_shape`, it chooses the first blocks or heads.
         """
         trained: Any = super().exported(module, extra, weights)
-        export = functools.partial(_without_gates, self._selected(trained), self.options.kind, self.options.kernel_size)
+        where, options = self._selected(trained), self.options
+
+        def export(model):
+            hard = gates.without_gates(backbone(model), where, options.kind, options.kernel_size)
+            return with_backbone(model, hard)
+
         return export(trained.model) if _is_abstract(trained) else jax.jit(export)(trained.model)
 
     def _selected(self, module: GatedModel) -> dict[int, tuple[int, ...] | None]:
@@ -144,10 +148,6 @@ class Gated(Objective):
 
 def _is_abstract(module: GatedModel) -> bool:
     return isinstance(module.gates.get_value(), jax.ShapeDtypeStruct | core.Tracer)
-
-
-def _without_gates(where: dict, kind: str, kernel_size: int, model: Any) -> Any:
-    return with_backbone(model, gates.without_gates(backbone(model), where, kind, kernel_size))
 
 
 class GatedSupervised(Gated, Supervised):

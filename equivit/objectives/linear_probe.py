@@ -7,18 +7,16 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit.constraints import NonNegativeFloat, PositiveFloat, Share
-from equivit.data.pixels import normalize
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
 from equivit.models.model import ModelModule
-from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, check_head, usual_rule
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step, classification, usual_rule
 
 
 class ProbeHead(nnx.Module):
@@ -77,9 +75,6 @@ class LinearProbe(Objective):
     micro-batch.  The defaults follow MAE.  The JAX version of Jumbo's MAE has affine=True, eps=1e-5,
     momentum=0.01 (0.99 in Flax's convention) and weight_std=0.02.  It stores the biased variance; we store the unbiased
     one, as PyTorch does.
-
-    Raises:
-      ValueError: the model has no head.
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -91,9 +86,7 @@ class LinearProbe(Objective):
         momentum: Share = 0.1  # weight of the new batch in the running statistics
         weight_std: NonNegativeFloat = 0.01  # initial standard deviation of the classifier's weights
 
-    def __init__(self, config: ConfigDict):
-        super().__init__(config)
-        check_head(config)
+    has_head = True
 
     def module(self, model: nnx.Module, key: jax.Array) -> Probe:
         """The model with a new head."""
@@ -103,15 +96,9 @@ class LinearProbe(Objective):
         """The backbone is frozen."""
         return usual_rule(tensor)._replace(frozen=tensor.name.startswith("backbone."))
 
-    def prepare(self, module: Probe, batch: Batch, key: jax.Array) -> Batch:
-        """Normalise the batch."""
-        return {**batch, "image": normalize(batch["image"], self.config.data.mean, self.config.data.std)}
-
     def loss(self, module: Probe, batch: Batch, step: Step) -> Loss:
         """The cross-entropy and the accuracy."""
-        logits = module(batch["image"], train=True)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        return Loss(loss, {"accuracy": jnp.mean(logits.argmax(-1) == batch["label"])})
+        return classification(module(batch["image"], train=True), batch["label"])
 
     def exported(self, module: Probe, extra: Extra, weights: str | None = None) -> nnx.Module:
         """The backbone with a linear head."""

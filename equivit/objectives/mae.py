@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from equivit import errors
 from equivit.constraints import Depth, Inside, OneOf, PositiveInt
-from equivit.data.pixels import normalize
 from equivit.layers.dense import patchify
 from equivit.layers.grid import check_grid
 from equivit.layers.rngs import Keys
@@ -23,7 +22,7 @@ from equivit.models.decoders import MaskedAutoencoder, MaskedAutoencoderConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
 from equivit.objectives import masking
-from equivit.objectives.objective import Batch, Loss, Objective, Step, check_patches
+from equivit.objectives.objective import Batch, Loss, Objective, Step, check_masking
 
 TARGETS = ("normalised_pixels", "pixels")
 VARIANCES = ("unbiased", "biased")
@@ -51,15 +50,10 @@ class Mae(Objective):
     def check(config: ConfigDict) -> None:
         """ValueError for incompatible values, or a model that has a head or is not a ViT."""
         section = config.objective
-        check_patches(config)
+        check_masking(config)
         if section.groups is not None:
             batch = f"config.batch_size={config.batch_size}"
             errors.divides("config.objective.groups", section.groups, config.batch_size, batch)
-        if config.model.get("num_classes", "not set") is not None:
-            raise ValueError(
-                f"config.model.num_classes={config.model.get('num_classes', 'not set')}: a masked autoencoder has no "
-                "head to train; set num_classes=None."
-            )
 
     def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError if no patch would be kept or removed."""
@@ -74,11 +68,11 @@ class Mae(Objective):
 
     def prepare(self, module: MaskedAutoencoder, batch: Batch, key: jax.Array) -> Batch:
         """Normalise the whole batch and add `keep` [B, K] and `mask` [B, N]."""
-        images = normalize(batch["image"], self.config.data.mean, self.config.data.std)
-        h, w = check_grid(images.shape[1:3], module.config.encoder.patch_size, "image")
-        kept = masking.number_kept(h * w, self.options.ratio)
-        keep, mask = masking.random_keep(key, len(images), h * w, kept, self.options.groups)
-        return {**batch, "image": images, "keep": keep, "mask": mask}
+        images = batch["image"]
+        tokens = math.prod(check_grid(images.shape[1:3], module.config.encoder.patch_size, "image"))
+        kept = masking.number_kept(tokens, self.options.ratio)
+        keep, mask = masking.random_keep(key, len(images), tokens, kept, self.options.groups)
+        return {**super().prepare(module, batch, key), "keep": keep, "mask": mask}
 
     def loss(self, module: MaskedAutoencoder, batch: Batch, step: Step) -> Loss:
         """The mean squared error over removed patches, and the explained fraction of their variance."""

@@ -1,4 +1,12 @@
-"""Random choice of a masked autoencoder's visible patches, for a whole batch, on the device."""
+"""Random choice of visible patches, for a whole batch, on the device: for a masked autoencoder and token dropping.
+
+Token dropping trains on a subset of the patch tokens that grows over the run.  The fraction of dropped tokens falls
+linearly over the run; each number of tokens needs a compiled step, so it is constant within each of a few phases.
+
+Source of token dropping: Jumbo (arXiv 2502.15021), Section 4.2; its code of 2025 for the rounding.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +20,6 @@ def random_keep(
     """A random choice of tokens for each image.
 
     Args:
-      key: the source of randomness.
       batch: B, number of images.
       tokens: N, number of patch tokens per image.
       kept: K, number of tokens that are kept.
@@ -53,3 +60,28 @@ def number_kept(tokens: int, ratio: float) -> int:
             f"from {1 / tokens:.3g} to {1 - 1 / tokens:.3g}."
         )
     return kept
+
+
+class Tokens(NamedTuple):
+    """The number of used patch tokens of an image."""
+
+    kept: int
+    all: int
+
+    def __str__(self) -> str:
+        return f"tokens: {self.kept} of {self.all}"
+
+
+def tokens_at(progress: float, rates: tuple[float, float], phases: int, tokens: int) -> Tokens:
+    """The number of tokens used at a point of the run.
+
+    Args:
+      progress: the finished fraction of all steps, in [0, 1].
+      rates: the dropped fractions in the first and last phase.
+      phases: number of phases of equal length.
+      tokens: N, the number of patch tokens of an image; int(rate N) of them are dropped.
+    """
+    phase = min(int(progress * phases), phases - 1)
+    done = phase / max(phases - 1, 1)
+    rate = rates[0] * (1 - done) + rates[1] * done
+    return Tokens(tokens - int(rate * tokens), tokens)

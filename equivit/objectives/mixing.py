@@ -40,14 +40,12 @@ def cutmix_box(lam: jax.Array, row: jax.Array, column: jax.Array, height: int, w
 
     Shapes: lam, row and column [*G] -> each side [*G].
     """
-    half_height = (jnp.sqrt(1 - lam) * height).astype(jnp.int32) // 2
-    half_width = (jnp.sqrt(1 - lam) * width).astype(jnp.int32) // 2
-    return Box(
-        jnp.clip(row - half_height, 0, height),
-        jnp.clip(row + half_height, 0, height),
-        jnp.clip(column - half_width, 0, width),
-        jnp.clip(column + half_width, 0, width),
-    )
+
+    def sides(middle, size):
+        half = (jnp.sqrt(1 - lam) * size).astype(jnp.int32) // 2
+        return jnp.clip(middle - half, 0, size), jnp.clip(middle + half, 0, size)
+
+    return Box(*sides(row, height), *sides(column, width))
 
 
 def cutmix_lambda(box: Box, height: int, width: int) -> jax.Array:
@@ -92,8 +90,7 @@ def draw(
     row = jax.random.randint(row_key, shape, 0, height)
     column = jax.random.randint(column_key, shape, 0, width)
     box = cutmix_box(lam, row, column, height, width)
-    constant = lam[:, None, None]
-    weights = jnp.where(use_cutmix[:, None, None], cutmix_weights(box, height, width), constant)
+    weights = jnp.where(use_cutmix[:, None, None], cutmix_weights(box, height, width), lam[:, None, None])
     return jnp.where(use_cutmix, cutmix_lambda(box, height, width), lam), weights
 
 
@@ -126,8 +123,7 @@ def mix(
       key: the source of all randomness.
       images: float [B, H, W, C].
       targets: float [B, K].
-      mixup: alpha of mixup's Beta(alpha, alpha); 0 switches it off.
-      cutmix: the same for cutmix.
+      mixup, cutmix: alpha of the Beta(alpha, alpha) of each method; 0 switches it off.
       probability: probability that a group is mixed.
       switch_probability: probability that a mixed group uses cutmix, if both are on.
       groups: G, the number of groups; each has one mode and one lambda and is mixed within itself.

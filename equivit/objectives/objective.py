@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from equivit import errors, logical, precision
 from equivit.data.batches import MakeTransform
+from equivit.data.pixels import normalize
 from equivit.data.transforms import Train
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
@@ -42,21 +43,13 @@ def usual_rule(tensor: Tensor) -> Rule:
 
 
 class Step(NamedTuple):
-    """The inputs of a loss besides the module and the batch.
+    """The inputs of a loss besides the module and the batch."""
 
-    Attributes:
-      key: the source of all randomness.
-      clock: the progress of the run.
-      static: the value of `Objective.static`.
-      extra: the current arrays of `Objective.extra`.
-      teachers: models the run uses but does not train, by name, such as "teacher".
-    """
-
-    key: jax.Array
-    clock: Clock
-    static: Hashable
-    extra: Extra
-    teachers: dict[str, nnx.Module]
+    key: jax.Array  # the source of all randomness
+    clock: Clock  # the progress of the run
+    static: Hashable  # the value of `Objective.static`
+    extra: Extra  # the current arrays of `Objective.extra`
+    teachers: dict[str, nnx.Module]  # models the run uses but does not train, by name, such as "teacher"
 
 
 class Loss(NamedTuple):
@@ -75,25 +68,26 @@ class Objective:
     Args:
       config: a checked config; `config.model.num_classes` is set if the data have classes.
 
-    Attributes:
-      Options: the keys of the `objective` section of a config, without `name` (`sections.py`).
-      FIXED: the keys that determine the trained module, and so cannot change when a run resumes.
-      entries: the required entries of every example.
-      weights: the names of the weights that a run keeps and can export; the first is the default.
-      decodes: the exported model takes images and includes the additions of the objective, so costs count it.
-      prefix: the prefix of the exported model's parts in the names of the module.
-      options: the `objective` section.
+    Raises:
+      ValueError: the objective trains a head (`has_head`), and the model has none.
     """
 
-    Options: ClassVar[type]
-    FIXED: ClassVar[tuple[str, ...]] = ()
-    entries: ClassVar[tuple[str, ...]] = ("image", "label")
-    weights: ClassVar[tuple[str, ...]] = ("trained",)
-    decodes: ClassVar[bool] = False
-    prefix: ClassVar[str] = ""
+    Options: ClassVar[type]  # the keys of the `objective` section of a config, without `name` (`sections.py`)
+    FIXED: ClassVar[tuple[str, ...]] = ()  # those that determine the trained module: they cannot change on resuming
+    entries: ClassVar[tuple[str, ...]] = ("image", "label")  # of every example
+    weights: ClassVar[tuple[str, ...]] = ("trained",)  # that a run keeps and can export; the first is the default
+    has_head: ClassVar[bool] = False
+    decodes: ClassVar[bool] = False  # the exported model has the objective's additions, takes images, and is counted
+    prefix: ClassVar[str] = ""  # of the exported model's parts in the names of the module
 
     def __init__(self, config: ConfigDict):
         self.config, self.options = config, config.get("objective")
+        if self.has_head and config.model.get("num_classes") is None:
+            raise ValueError(
+                f"config.model.num_classes=None: {config.model.name} has no head, which "
+                f"objective.name={config.objective.name!r} trains; set num_classes, or set data.source to existing "
+                "data."
+            )
 
     @staticmethod
     def check(config: ConfigDict) -> None:
@@ -116,7 +110,9 @@ class Objective:
         A run calls this before compiling anything; `config.model.in_channels` is set from the data.
         """
         check_input(model, "training images", self.image_size, self.config.model.in_channels)
-        _check_statistics(model, self.config.batch_size // self.config.optimizer.accumulation)
+        groups = getattr(model, "statistics_groups", 1)  # of batch norms
+        images = self.config.batch_size // self.config.optimizer.accumulation
+        errors.divides("config.model.statistics_groups", groups, images, f"the {images} images of a micro-batch")
 
     def module(self, model: nnx.Module, key: jax.Array) -> nnx.Module:
         """The module to train: the model and this objective's additions, initialised with `key`."""
@@ -145,9 +141,9 @@ class Objective:
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """Normalise, and mix or mask, the whole global batch before it is split into micro-batches.
 
-        `module` has shapes instead of arrays.
+        `module` has shapes instead of arrays.  By default, images are normalised.
         """
-        return batch
+        return {**batch, "image": normalize(batch["image"], self.config.data.mean, self.config.data.std)}
 
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
         """The loss of a prepared batch; it updates the running statistics in `module`."""
@@ -189,23 +185,14 @@ def averaged(new: Arrays, old: Arrays, share: float | jax.Array) -> Arrays:
     return {k: jnp.where(new[k] == old[k], old[k], moved[k]) for k in old}
 
 
-def check_head(config: ConfigDict) -> None:
-    """ValueError unless the model of the config has a head."""
-    if config.model.get("num_classes") is None:
-        raise ValueError(
-            f"config.model.num_classes=None: {config.model.name} has no head, which "
-            f"objective.name={config.objective.name!r} trains; set num_classes, or set data.source to existing data."
-        )
+def classification(logits: jax.Array, labels: jax.Array) -> Loss:
+    """The mean cross-entropy of logits [B, classes] and labels [B], and the accuracy."""
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    return Loss(loss, {"accuracy": jnp.mean(logits.argmax(-1) == labels)})
 
 
-def _check_statistics(model: Config, images: int) -> None:
-    """ValueError unless the groups of batch norms divide the images of a micro-batch."""
-    groups = getattr(model, "statistics_groups", 1)
-    errors.divides("config.model.statistics_groups", groups, images, f"the {images} images of a micro-batch")
-
-
-def check_patches(config: ConfigDict) -> None:
-    """ValueError unless the config's model has a fixed grid of patches for masking: a ViT or Jumbo ViT."""
+def check_masking(config: ConfigDict) -> None:
+    """ValueError unless the config's model has a fixed grid of patches (a ViT or Jumbo ViT) and no head."""
     name, adaptive = config.model.get("name"), config.model.get("adaptive", False)
     if name in zoo.NAMES and not issubclass(zoo.NAMES[name].config, ViTConfig):
         raise ValueError(
@@ -216,4 +203,9 @@ def check_patches(config: ConfigDict) -> None:
         raise ValueError(
             f"config.model.adaptive={errors.shown(adaptive)}: the content determines its patch grid, but "
             f"objective.name={config.objective.name!r} compares patches on a fixed grid; set it to False."
+        )
+    if (classes := config.model.get("num_classes", "not set")) is not None:
+        raise ValueError(
+            f"config.model.num_classes={classes}: objective.name={config.objective.name!r} has no head to train; set "
+            "num_classes=None."
         )

@@ -6,17 +6,15 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from ml_collections import ConfigDict
 
 from equivit.constraints import NonNegativeFloat, OneOf, PositiveInt
-from equivit.data.pixels import normalize
 from equivit.layers.convolution import MODES
 from equivit.layers.resizing import nearest
 from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
 from equivit.models.segmenter.decoders import UPSAMPLING
 from equivit.models.segmenter.model import DECODERS, Segmenter, SegmenterConfig
-from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, check_head, usual_rule
+from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, usual_rule
 
 
 class Segmentation(Objective):
@@ -24,9 +22,6 @@ class Segmentation(Objective):
 
     `model.num_classes` is the number of pixel classes.  Pixels with `crops.VOID` in the label map do not count.  The
     loss is the mean over all other pixels of the batch, for any split over devices and micro-batches.
-
-    Raises:
-      ValueError: `model.num_classes` is None.
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -44,11 +39,7 @@ class Segmentation(Objective):
 
     FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "own_size", "frozen")
     entries = ("image", "map")
-    decodes = True
-
-    def __init__(self, config: ConfigDict):
-        super().__init__(config)
-        check_head(config)
+    decodes = has_head = True
 
     def check_model(self, model, teachers) -> None:
         """As in `Objective`; also ValueError if the decoder does not fit the model."""
@@ -68,11 +59,12 @@ class Segmentation(Objective):
 
     def prepare(self, module: Segmenter, batch: Batch, key: jax.Array) -> Batch:
         """Normalise the batch, resize maps to the logits, and add `share` [B], a pixel's weight times B."""
-        images, maps = normalize(batch["image"], self.config.data.mean, self.config.data.std), batch["map"]
+        batch = super().prepare(module, batch, key)
+        images, maps = batch["image"], batch["map"]
         if self.options.own_size:
             maps = nearest(maps, jax.eval_shape(lambda model, x: model(x), module, images).shape[1:3])
         pixels = jnp.maximum((maps >= 0).sum(), 1).astype(jnp.float32)
-        return {**batch, "image": images, "map": maps, "share": jnp.full(len(images), len(images) / pixels)}
+        return {**batch, "map": maps, "share": jnp.full(len(images), len(images) / pixels)}
 
     def loss(self, module: Segmenter, batch: Batch, step: Step) -> Loss:
         """The loss, including the auxiliary head's, and the accuracy of pixels."""

@@ -21,33 +21,22 @@ from jax.sharding import AxisType, PartitionSpec
 
 
 class Stream(NamedTuple):
-    """Rows and the function that computes their logits.
+    """Rows and the function that computes their logits."""
 
-    Attributes:
-      rows: [G, M, V, D].
-      weights: arrays shared by all rows.
-      logits: `logits(weights, rows)` of a few rows [..., D]: logits over the temperature, [..., K], float32.
-    """
-
-    rows: jax.Array
-    weights: Any
-    logits: Callable[[Any, jax.Array], jax.Array]
+    rows: jax.Array  # [G, M, V, D]
+    weights: Any  # arrays shared by all rows
+    logits: Callable[
+        [Any, jax.Array], jax.Array
+    ]  # of weights and rows [..., D], over the temperature: float32 [..., K]
 
 
 class Sums(NamedTuple):
-    """Sums over rows of targets.
+    """Sums over rows of targets."""
 
-    Attributes:
-      number: the number of rows, [].
-      entropy: the sum of their entropies, [].
-      targets: the sum of the rows, [K].
-      leads: for each entry, the number of rows where it is the largest, [K].
-    """
-
-    number: jax.Array
-    entropy: jax.Array
-    targets: jax.Array
-    leads: jax.Array
+    number: jax.Array  # of rows, []
+    entropy: jax.Array  # the sum of their entropies, []
+    targets: jax.Array  # the sum of the rows, [K]
+    leads: jax.Array  # for each entry, the number of rows where it is the largest, [K]
 
 
 def sinkhorn_shift(stream: Stream, present: jax.Array, size: int, *, iterations: int, at_once: int) -> jax.Array:

@@ -13,14 +13,13 @@ from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.constraints import Below1, Inside, NonNegativeFloat, PositiveInt, Share, Words
-from equivit.data.pixels import normalize
 from equivit.layers.grid import check_grid
 from equivit.logical import Arrays
 from equivit.models.model import Config, ModelModule
 from equivit.models.vit.config import ViTConfig
-from equivit.objectives import masking, mixing, token_drop
+from equivit.objectives import masking, mixing
 from equivit.objectives.clock import Clock
-from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, averaged, check_head
+from equivit.objectives.objective import Batch, Extra, Loss, Objective, Step, averaged
 
 Decay = Annotated[Inside, Words("a decay in (0, 1)")]
 Rates = Annotated[tuple[Below1, Below1], Words("two shares in [0, 1), dropped at the start and at the end")]
@@ -44,9 +43,6 @@ class Supervised(Objective):
     """The classification objective of DeiT III (Touvron et al. 2022).
 
     With `ema`, `extra["ema"]` holds the averaged parameters; running statistics are not averaged but copied.
-
-    Raises:
-      ValueError: the model has no head.
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -57,28 +53,19 @@ class Supervised(Objective):
         label_smoothing: Below1 = 0.0
 
     weights = ("trained", "averaged")
+    has_head = True
 
     @staticmethod
     def check(config: ConfigDict) -> None:
         """ValueError for incompatible values."""
         objective = config.objective
-        Supervised.check_mixing(config)
-        if objective.loss == "bce" and objective.label_smoothing:
+        if objective.mixup or objective.cutmix:
+            mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
+        if objective.get("loss") == "bce" and objective.label_smoothing:  # distillation has neither
             raise ValueError(
                 f"config.objective.label_smoothing={objective.label_smoothing} with loss='bce' makes every target 1; "
                 "set label_smoothing=0.0 or loss='cross_entropy'."
             )
-
-    @staticmethod
-    def check_mixing(config: ConfigDict) -> None:
-        """ValueError if the batch does not split into `mix_groups` groups."""
-        objective = config.objective
-        if objective.mixup or objective.cutmix:
-            mixing.check_groups("config.objective.mix_groups", objective.mix_groups, config.batch_size)
-
-    def __init__(self, config: ConfigDict):
-        super().__init__(config)
-        check_head(config)
 
     def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError if `token_drop` is set for a model without patch tokens."""
@@ -91,14 +78,12 @@ class Supervised(Objective):
         # A copy, since the compiled step donates the buffers of both.
         return {} if self.options.ema is None else {"ema": jax.tree.map(jnp.copy, trainable)}
 
-    def static(self, module: ModelModule, progress: float) -> token_drop.Tokens | None:
+    def static(self, module: ModelModule, progress: float) -> masking.Tokens | None:
         """The number of patch tokens used; None for all."""
         options = self.options
         if options.token_drop is None:
             return None
-        return token_drop.tokens_at(
-            progress, options.token_drop, options.token_drop_phases, self._tokens(module.config)
-        )
+        return masking.tokens_at(progress, options.token_drop, options.token_drop_phases, self._tokens(module.config))
 
     def _tokens(self, model: Config) -> int:
         """The number of patch tokens of a training image."""
@@ -111,10 +96,10 @@ class Supervised(Objective):
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """Normalise and mix the whole batch and add `target` [B, classes]."""
-        options, data = self.options, self.config.data
+        options = self.options
         images, targets = mixing.mix(
             key,
-            normalize(batch["image"], data.mean, data.std),
+            super().prepare(module, batch, key)["image"],
             mixing.soft_targets(batch["label"], self.config.model.num_classes, options.get("label_smoothing", 0.0)),
             mixup=options.mixup,
             cutmix=options.cutmix,
@@ -127,7 +112,7 @@ class Supervised(Objective):
     def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
         """The loss, and the accuracy for the label with the largest weight in the mix."""
         key, chosen = step.key, {}
-        if isinstance(step.static, token_drop.Tokens):
+        if isinstance(step.static, masking.Tokens):
             key, keep_key = jax.random.split(key)
             tokens = step.static
             chosen["keep"], _ = masking.random_keep(keep_key, len(batch["image"]), tokens.all, tokens.kept)

@@ -29,13 +29,7 @@ class NotSavedError(OSError):
 
 
 class Loaded(NamedTuple):
-    """The model of a run.
-
-    Attributes:
-      config: of the run.
-      model: from the checkpoint.
-      step: the step of the checkpoint.
-    """
+    """The configuration of a run, the model in its checkpoint, and the step of the checkpoint."""
 
     config: ConfigDict
     model: nnx.Module
@@ -46,7 +40,6 @@ class Checkpoints:
     """The checkpoints of one run, `<workdir>/checkpoints/<step>/`.
 
     Args:
-      workdir: the run directory.
       options: the `checkpoint` section: the intervals `every_steps` and `every_seconds`, and the number to `keep`.
 
     Raises ValueError if Orbax cannot use the directory.  `save`, `wait` and leaving the context raise NotSavedError if
@@ -89,8 +82,14 @@ class Checkpoints:
     def due(self, step: int, *, clock: bool = True) -> bool:
         """Whether to save a checkpoint after `step` steps; `clock` also allows `every_seconds`."""
         steps, seconds = self._options.every_steps, self._options.every_seconds
-        late = bool(clock and seconds and time.monotonic() - self._saved_at >= seconds)
-        return bool(steps and step % steps == 0) or _agreed(late, asked=bool(clock and seconds))
+        if steps and step % steps == 0:
+            return True
+        if not (clock and seconds):
+            return False
+        late = time.monotonic() - self._saved_at >= seconds
+        if jax.process_count() > 1:  # all processes follow the clock of the first
+            late = multihost_utils.broadcast_one_to_all(np.int32(late))
+        return bool(late)
 
     def save(self, state: State, *, before_failure: bool = False) -> None:
         """Save in the background; do nothing if this step is saved already.
@@ -205,10 +204,3 @@ def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
     except ValueError as error:
         raise ValueError(f"{workdir}: {error}") from None
     return Loaded(config, model, found.step)
-
-
-def _agreed(late: bool, *, asked: bool) -> bool:
-    """Whether the first process is late; all processes follow its clock."""
-    if not asked or jax.process_count() == 1:
-        return late
-    return bool(multihost_utils.broadcast_one_to_all(np.int32(late)))

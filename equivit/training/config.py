@@ -63,15 +63,10 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The keys and values that configurations of one kind may have.
+    """The keys and values that configurations of one kind may have."""
 
-    Attributes:
-      check: raises ValueError for unknown keys and impossible values.
-      types: the types of the keys that a configuration has or may get, by section.
-    """
-
-    check: Callable[[ConfigDict], None]
-    types: Callable[[ConfigDict], Mapping[str, Any]]
+    check: Callable[[ConfigDict], None]  # raises ValueError for unknown keys and impossible values
+    types: Callable[[ConfigDict], Mapping[str, Any]]  # of the keys that a configuration has or may get, by section
 
 
 class Missing(str):
@@ -86,13 +81,10 @@ def get_base(objective: str = "supervised") -> ConfigDict:
 
     Raises ValueError for an unknown objective.
     """
-    return ConfigDict(_defaults(objective))
-
-
-def _defaults(objective: str) -> dict[str, Any]:
     errors.one_of("config.objective.name", objective, OBJECTIVES)
     options = dataclasses.asdict(OBJECTIVES[objective].Options())
-    return dataclasses.asdict(TrainConfig(model={"name": "vit_ti16"}, objective={"name": objective, **options}))
+    config = TrainConfig(model={"name": "vit_ti16"}, objective={"name": objective, **options})
+    return ConfigDict(dataclasses.asdict(config))
 
 
 def validate(config: ConfigDict) -> None:
@@ -108,7 +100,11 @@ def _check_values(config: ConfigDict) -> None:
     for key, value in flat(config).items():
         if isinstance(value, Missing):
             raise ValueError(f"config.{key} is missing: {value}")
-    _check_model(config.model)
+    name = config.model.get("name")
+    constraints.check("config.model.name", name, str)
+    if name in patchtst.NAMES:
+        raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
+    zoo.check_options(name, config.model)  # the names alone: the values are checked once the data are known
     sections.check("config", config, {**_types(config), "model": Any})
     data_config.check(config.data)
     schedules.check(config.schedule)
@@ -135,15 +131,6 @@ def _name(config: ConfigDict, section: str) -> Any:
 
 
 TRAINING = Schema(validate, _types)
-
-
-def _check_model(section: ConfigDict) -> None:
-    """Check the name of the model and the names of its options; the values are checked once the data are known."""
-    name = section.get("name")
-    constraints.check("config.model.name", name, str)
-    if name in patchtst.NAMES:
-        raise ValueError(f"config.model.name={name!r} is for time series; train it by python -m equivit.sweep.")
-    zoo.check_options(name, section)
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:
@@ -337,7 +324,7 @@ def page(config: ConfigDict) -> str:
 
     A line `key = value` corresponds to the argument --config.key=value.
     """
-    defaults, values = flat(_defaults(config.objective.name)), flat(config)
+    defaults, values = flat(get_base(config.objective.name)), flat(config)
     place = {key: i for i, key in enumerate(defaults)}
     lines, before = [], ""
     for key in sorted(values, key=lambda key: place.get(key, place["model.name"] + 0.5)):

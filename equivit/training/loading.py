@@ -1,34 +1,22 @@
-"""Load a model by place: a run directory, a saved model, or a file of pretrained weights."""
+"""Load a model by place (a run directory, a saved model, or a file of pretrained weights), and teachers of a run."""
 
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
-from equivit import pretrained
-from equivit.models import saved
+from equivit import errors, pretrained
+from equivit import trained_on as facts
+from equivit.models import saved, zoo
 from equivit.models.model import ModelModule
 from equivit.trained_on import TrainedOn
 from equivit.training import checkpoints
 from equivit.training.run import resuming
 
 
-class Loaded(NamedTuple):
-    """A model from a directory.
-
-    Attributes:
-      model: the model.
-      data: its training data.
-      step: the step of the checkpoint; None for a saved model.
-    """
-
-    model: ModelModule
-    data: TrainedOn
-    step: int | None
-
-
-def load(directory: pathlib.Path) -> Loaded:
-    """The model in a run directory or in a saved model, with its training data.
+def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
+    """The model in a run directory or a saved model, its training data, and the step of the checkpoint of a run.
 
     Raises as `checkpoints.load_run` for a run and as `saved.load` for any other directory.
     """
@@ -36,7 +24,7 @@ def load(directory: pathlib.Path) -> Loaded:
         _, model, step = checkpoints.load_run(directory)
     else:
         model, step = saved.load(directory), None
-    return Loaded(model, trained_on(directory), step)
+    return model, trained_on(directory), step
 
 
 def load_model(place: str, **hints: Any) -> ModelModule:
@@ -70,3 +58,31 @@ def trained_on(place: str | pathlib.Path) -> TrainedOn:
     if (directory / "model.json").is_file():
         return saved.trained_on(directory)
     return resuming.data_before(directory)
+
+
+def load_teachers(config: ConfigDict) -> dict[str, ModelModule]:
+    """The teachers of a config by name (`Step.teachers`): {"teacher": model}, or {} for an objective without one.
+
+    `objective.teacher` is a place (`load_model`), or "zoo:<name>" for a test with random weights.
+
+    Raises:
+      FileNotFoundError: the place holds no model.
+    """
+    place = config.objective.get("teacher")
+    if place is None:
+        return {}
+    source, _, name = place.partition(":")
+    if source != "zoo":
+        return {"teacher": load_model(place)}
+    model, data = config.model, config.data
+    size = data.train_image_size or data.image_size
+    options = dict(image_size=size, num_classes=model.num_classes, in_channels=model.in_channels)
+    return {"teacher": zoo.create(name, **options)}
+
+
+def check_teacher_classes(config: ConfigDict, data: TrainedOn) -> None:
+    """ValueError if a teacher and the data have different class names."""
+    if (place := config.objective.get("teacher")) is not None:
+        thing, fix = f"config.data.source={errors.shown(config.data.source)}", "give a teacher of the same classes"
+        theirs = trained_on(place).classes
+        facts.check_classes(thing, data.classes, theirs, f"objective.teacher={place}", fix)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
@@ -39,7 +39,6 @@ class Log:
     """Writes the metrics of a run; only the first process writes.
 
     Args:
-      workdir: the run directory.
       options: the `log` section.
       total: steps of the run.
       start: finished steps; lines of later steps, left by a killed run, are dropped.
@@ -59,7 +58,7 @@ class Log:
             self._events = _Events(workdir, start)
         if sys.stdout.isatty():
             columns = ("step {task.completed}/{task.total}", BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
-            self._bar = Progress(*(TextColumn(c) if isinstance(c, str) else c for c in columns))
+            self._bar = Progress(*columns)
             self._task = self._bar.add_task("", total=total, completed=start, text="compiling")
             self._bar.start()
 
@@ -91,14 +90,15 @@ class Log:
 
     def conclude(self, figures: dict[str, float]) -> None:
         """Record and show the final figures; they replace the final figures of an earlier start."""
+
+        def is_final(row):
+            return row["step"] == self._total and all(name.startswith("eval/") for name in row.keys() - {"step"})
+
         if self._writes:
             self._file.close()
-            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not self._is_final(row))
+            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not is_final(row))
             self._file = self._path.open("a")
         self.write(self._total, figures)
-
-    def _is_final(self, row):
-        return row["step"] == self._total and all(name.startswith("eval/") for name in row.keys() - {"step"})
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -143,13 +143,10 @@ class Meter:
     def add(self, metrics: dict[str, jax.Array]) -> bool:
         """Add the metrics of one step; False if any step fetched so far was not finite."""
         self._pending.append(metrics)
-        return self._fetch(IN_FLIGHT)
+        return self.flush(IN_FLIGHT)
 
-    def flush(self) -> bool:
-        """Wait for all steps so far; False if one of them was not finite."""
-        return self._fetch(0)
-
-    def _fetch(self, leave):
+    def flush(self, leave: int = 0) -> bool:
+        """Fetch the metrics of all steps so far but the last few; False if one of the steps was not finite."""
         good = True
         while len(self._pending) > leave:
             metrics = jax.device_get(self._pending.popleft())

@@ -4,16 +4,16 @@ import contextlib
 import errno
 import json
 import pathlib
-from collections.abc import Callable, Generator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from equivit import files, logical
+from equivit.data.loader import TrainPipeline
 from equivit.evaluation import runner
 from equivit.intervals import LARGEST_INT
 from equivit.models import saved
@@ -28,30 +28,11 @@ Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
 
 
 class Outcome(NamedTuple):
-    """The result of a finished run.
+    """The result of a finished run."""
 
-    Attributes:
-      report: the final figures, as in report.json.
-      model: the trained model.
-      results: the results of `evaluate` for it.
-    """
-
-    report: dict[str, float]
+    report: dict[str, float]  # the final figures, as in report.json
     model: nnx.Module
-    results: dict[str, dict]
-
-
-class Pipeline(Protocol):
-    """The training data (`equivit/data/loader.py`)."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
-        ...
-
-    def batches(self, start: int = 0) -> Generator[dict[str, np.ndarray], None, None]:
-        """This process's rows of the global batches start, start + 1, ... without end."""
-        ...
+    results: dict[str, dict]  # of `evaluate` for the model
 
 
 class NotFiniteError(ArithmeticError):
@@ -76,7 +57,7 @@ def train(
     config: ConfigDict,
     *,
     workdir: pathlib.Path,
-    pipeline: Pipeline,
+    pipeline: TrainPipeline,
     evaluate: Evaluate,
     initial: Callable[[], dict[str, jax.Array]] = dict,
     trained_on: TrainedOn = UNKNOWN,
@@ -88,8 +69,6 @@ def train(
 
     Args:
       config: a checked config, completed from the data.
-      workdir: the run directory.
-      pipeline: the training data.
       evaluate: the results of a model by protocol (`runner.evaluate`).
       initial: initial parameters of a fresh run; all others are random.
       trained_on: the training data, for run.json and saved models.
@@ -109,7 +88,8 @@ def train(
 
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
         # ---- State: the newest intact checkpoint, or a fresh one.
-        signals = stack.enter_context(stopping.Signals(_agreed if jax.process_count() > 1 else None))
+        agreed = multihost_utils.reached_preemption_sync_point if jax.process_count() > 1 else None
+        signals = stack.enter_context(stopping.Signals(agreed))
         run = make_program(config, mesh, total=total, per_epoch=per_epoch)
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
         stack.enter_context(_full_disk_errors(checkpoints))
@@ -229,8 +209,3 @@ def _full_disk_errors(checkpoints):
             raise
         rest = f"the last whole checkpoint, {checkpoints.latest}, is kept" if checkpoints.steps else "nothing is saved"
         raise OSError(f"{error}; {rest}.  Make room and start again with the same --workdir.") from error
-
-
-def _agreed(step):
-    """Whether all processes of a run stop after this step because one received SIGTERM."""
-    return multihost_utils.reached_preemption_sync_point(step)

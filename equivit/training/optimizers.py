@@ -7,7 +7,7 @@ multipliers are computed per slice, so a stacked model is optimised exactly like
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -52,8 +52,11 @@ class Rules:
         everything = [tensor for table in tables.values() for tensor in table.flat]
         for pattern in no_decay:
             freezing.matching("optimizer.no_decay", pattern, [tensor.name for tensor in everything])
-        if layer_decay is not None:
-            check_layers(everything, layer_decay)
+        if layer_decay is not None and not any(tensor.layers == (0,) for tensor in everything):
+            raise ValueError(
+                f"optimizer.layer_decay={layer_decay}: no part of the model declares the layers before its blocks "
+                "(`before`); set it to None."
+            )
 
         def decays(tensor):
             of_tensor = rule(tensor)
@@ -71,12 +74,8 @@ class Rules:
         self.starts = per_leaf(lambda tensor: rule(tensor).starts)
         self.masks = freezing.masks(rule, tables, trainable)
 
-    def norms(self, tree: Arrays) -> dict[str, jax.Array]:
-        """The norm of each logical tensor, shaped to broadcast against its leaf."""
-        return {k: jnp.sqrt(self.squares(k, a)) for k, a in tree.items()}
-
     def squares(self, leaf: str, array: jax.Array) -> jax.Array:
-        """The sum of squares of each logical tensor of a leaf."""
+        """The sum of squares of each logical tensor of a leaf, shaped to broadcast against it."""
         return jnp.sum(jnp.square(array), axis=tuple(range(self.tables[leaf].ndim, array.ndim)), keepdims=True)
 
 
@@ -89,15 +88,6 @@ def layer_factor(tensor: Tensor, decay: float | None) -> float:
     if decay is None or not tensor.layers:
         return 1.0
     return sum(decay ** (tensor.last - layer) for layer in tensor.layers) / len(tensor.layers)
-
-
-def check_layers(tensors: Iterable[Tensor], decay: float) -> None:
-    """ValueError unless some model declares the layers before its blocks."""
-    if not any(tensor.layers == (0,) for tensor in tensors):
-        raise ValueError(
-            f"optimizer.layer_decay={decay}: no part of the model declares the layers before its blocks (`before`); "
-            "set it to None."
-        )
 
 
 def create(
@@ -196,7 +186,7 @@ def _trust_ratio(
     """Multiply the update u of each tensor in `where` by coefficient |p| / |u|, or by 1 where either norm is 0."""
 
     def update(updates, params):
-        p, u = rules.norms({k: params[k] for k in updates}), rules.norms(updates)
+        p, u = ({k: jnp.sqrt(rules.squares(k, tree[k])) for k in updates} for tree in (params, updates))
         some = {k: where[k] & (p[k] > 0) & (u[k] > 0) for k in updates}
         ratio = {k: coefficient * p[k] / jnp.where(u[k] > 0, u[k], 1) for k in updates}
         return {k: updates[k] * jnp.where(some[k], ratio[k], 1) for k in updates}

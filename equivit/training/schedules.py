@@ -44,7 +44,7 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
         final = config.min_lr if config.name == "cosine" else config.lr
         return warmup_cosine(config.lr, final, total=total_steps, warmup=warmup, start=config.warmup_lr)
     if config.per_epoch:
-        return _by_epoch(config, total_steps / steps_per_epoch, steps_per_epoch)
+        return lambda step: _by_epoch(config, step, total_steps / steps_per_epoch, steps_per_epoch)
     return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
 
 
@@ -74,17 +74,13 @@ def weight_decay(config: ConfigDict, *, total_steps: int) -> Schedule:
     return (lambda step: begin) if end is None else warmup_cosine(begin, end, total=total_steps)
 
 
-def _by_epoch(config, epochs, steps_per_epoch):
+def _by_epoch(config, step, epochs, steps_per_epoch):
     """Change the rate each epoch, like timm's scheduler stepped with the index of the finished epoch (DeiT III).
 
     So epochs 0 and 1 both run at `warmup_lr`, and the cosine starts at epoch 0, not at the end of the warm-up.
     """
-
-    def lr(step):
-        finished = jnp.maximum(step // steps_per_epoch - 1, 0)
-        return _warmed_up(config, finished, config.warmup_epochs or 0, decayed=finished / epochs)
-
-    return lr
+    finished = jnp.maximum(step // steps_per_epoch - 1, 0)
+    return _warmed_up(config, finished, config.warmup_epochs or 0, decayed=finished / epochs)
 
 
 def _poly(config, step, warmup, total_steps):

@@ -73,10 +73,7 @@ def make_step(
     is False.
 
     Args:
-      objective: the training objective.
       module: the trained module (`objective.module`); it may be abstract, as may `teachers`.
-      optimizer: the optimiser of the trainable parameters.
-      seed: seed of all randomness.
       total, per_epoch: steps of the run and of an epoch.
       accumulation: number of micro-batches.
       teachers: models that the objective uses but does not train, by name.
@@ -151,13 +148,10 @@ def _cut(rows, parts):
 
 
 def _check_statistics(objective, module, before, trainable):
-    """ValueError if running statistics should have changed and none did.
-
-    Statistics belong to the smallest enclosing part with parameters; in a frozen part they need not change.
-    """
+    """ValueError if running statistics should have changed and none did; in a frozen part they need not change."""
     parameters, after = logical.take(module), logical.take(module, nnx.BatchStat)
 
-    def belongs_to_trained(leaf):
+    def belongs_to_trained(leaf):  # to the smallest enclosing part with parameters
         path = leaf.split(".")
         prefixes = [".".join([*path[:n], ""]) for n in range(len(path) - 1, -1, -1)]
         inside = ([name for name in parameters if name.startswith(prefix)] for prefix in prefixes)

@@ -17,15 +17,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
 from equivit import logical
 from equivit.data.series import SeriesData, Split
 from equivit.layers.rngs import Keys
-from equivit.objectives.objective import Batch
-from equivit.objectives.series import SeriesClassification
+from equivit.objectives.objective import Batch, Loss, Objective, Step, classification
 from equivit.training import freezing, optimizers, schedules
 from equivit.training.state import State, begin, make_step
 
@@ -47,6 +45,28 @@ class Figures(NamedTuple):
     loss: jax.Array
 
 
+class SeriesClassification(Objective):
+    """The cross-entropy of a batch with "series" [B, T, channels], preprocessed before training, and "label" [B].
+
+    Args:
+      config: the configuration of a sweep (`training/sweep_config.py`).
+      dropout: probability, which overrides the model's; may be traced, so that one program serves many values.
+    """
+
+    def __init__(self, config: ConfigDict, *, dropout: float | jax.Array):
+        super().__init__(config)
+        self._dropout = dropout
+
+    def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
+        """Return the batch as it is."""
+        return batch
+
+    def loss(self, module: nnx.Module, batch: Batch, step: Step) -> Loss:
+        """The cross-entropy and the accuracy."""
+        logits = module(batch["series"], key=step.key, train=True, dropout=self._dropout).astype(jnp.float32)
+        return classification(logits, batch["label"])
+
+
 def grid(lr: tuple[float, ...], dropout: tuple[float, ...], seed: int) -> Run:
     """The Cartesian product of the rates as one sweep; every run has its own seed."""
     lrs, rates = zip(*itertools.product(lr, dropout), strict=True)
@@ -58,8 +78,6 @@ class Sweep:
     """The pure functions of one run: `init`, `epoch` and `evaluate`.
 
     Args:
-      config: a sweep's configuration (`training/sweep_config.py`).
-      make_model: builds the model from its random numbers.
       examples: the number of training series; an epoch ends with a smaller batch if `batch_size` does not divide it.
       epochs: length of a run.
       together: runs under one `vmap`; None: one on a CPU, otherwise all.
@@ -108,8 +126,8 @@ class Sweep:
         """Accuracy and loss on a split."""
         model = logical.put(self._model, state.arrays)
         logits = jax.lax.map(model, data["series"], batch_size=EVALUATED_TOGETHER).astype(jnp.float32)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, data["label"])
-        return Figures((logits.argmax(-1) == data["label"]).mean(), loss.mean())
+        loss, metrics, _ = classification(logits, data["label"])
+        return Figures(metrics["accuracy"], loss)
 
     @functools.cached_property
     def of_all(self) -> tuple[Callable, Callable, Callable]:

@@ -22,7 +22,7 @@ FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determin
 HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # parameters that may be initialised randomly
 
 
-def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array]:
+def initial_parameters(config: ConfigDict, model: Any) -> dict[str, jax.Array]:
     """Load parameters and statistics of the model at `config.init` (`loading.load_model`); {} if it is None.
 
     Adapts them to the new model and prints each difference:
@@ -44,7 +44,8 @@ def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array
     """
     if config.init is None:
         return {}
-    wanted, messages = _without_head(config, model), []
+    of_pixels = issubclass(OBJECTIVES[config.objective.name], Segmentation)  # the model becomes a backbone
+    wanted, messages = dataclasses.replace(model, num_classes=None) if of_pixels else model, []
     source = _load(config.init, wanted)
     decoder = _decoder(config, model, source)
     source = _backbone(source, wanted, bool(decoder), messages)
@@ -65,12 +66,6 @@ def initial_parameters(config: ConfigDict, model: Config) -> dict[str, jax.Array
     return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
 
 
-def _without_head(config: ConfigDict, model: Any) -> Any:
-    """The configuration of the trained model, without a head if it becomes the backbone of a segmenter."""
-    of_pixels = issubclass(OBJECTIVES[config.objective.name], Segmentation)
-    return dataclasses.replace(model, num_classes=None) if of_pixels else model
-
-
 def _load(place: str, wanted: Any) -> ModelModule:
     """Load the model at a place, with hints for weight files from the wanted configuration."""
     hints: dict[str, Any] = {}
@@ -88,9 +83,8 @@ def _decoder(config: ConfigDict, model: Config, source: ModelModule) -> dict[str
     if not isinstance(source, Segmenter):
         return {}
     wanted = getattr(build.exported_model(build.make_objective(config), model), "config", None)
-    if not isinstance(wanted, SegmenterConfig):
-        return {}
-    if dataclasses.replace(wanted, backbone=source.config.backbone) != source.config:
+    backbone = source.config.backbone
+    if not isinstance(wanted, SegmenterConfig) or dataclasses.replace(wanted, backbone=backbone) != source.config:
         return {}
     arrays = logical.take(source, nnx.Variable)
     return {leaf: array for leaf, array in arrays.items() if not leaf.startswith("backbone.")}

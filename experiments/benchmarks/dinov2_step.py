@@ -122,7 +122,7 @@ def parts(objective, module: Student, batch):
     def loss(heads, seen):
         masks, teacher = jnp.moveaxis(batch["masks"], 1, 0), {"cls": cls, "patches": patches}
         settings = dict(teacher_temperature=0.025, capacity=capacity)
-        return dino_losses.dinov2(heads, heads, seen, teacher, masks, **settings)["total"]
+        return dino_losses.dinov2(heads, heads, seen, teacher, masks, **settings).losses["total"]
 
     losses = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), allow_int=True))
     return {
@@ -169,7 +169,7 @@ def heads_memory(images: int = 64, prototypes: int = 65536, width: int = 1024) -
 
     def loss(head, student, teacher, masks):
         options = dict(teacher_temperature=0.07, capacity=rows)
-        return dino_losses.dinov2((head, head), (head, head), student, teacher, masks, **options)["total"]
+        return dino_losses.dinov2((head, head), (head, head), student, teacher, masks, **options).losses["total"]
 
     lowered = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(head, student, student, masks)
     return machine.memory(lowered.compile()).temporary / (4 * rows * prototypes)

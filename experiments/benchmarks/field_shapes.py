@@ -23,11 +23,11 @@ class Shape:
         return (4, c, f), (2 * c, 2 * f), (f,)
 
     def mlp_branch(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of `octic_mlp.Weights`: norm, first map, second map, layer scale."""
+        """Shapes of `octic_branch.Weights` for `octic_mlp`: norm, first map, second map, layer scale."""
         return self._branch(self.hidden, self.hidden)
 
     def attention_branch(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of `octic_attention.Weights`, in the same order."""
+        """The same for `octic_attention`."""
         return self._branch(3 * self.channels, self.channels)
 
     def _branch(self, first: int, second: int) -> tuple[tuple[int, ...], ...]:

@@ -40,9 +40,10 @@ from experiments import findings, flags, timing
 from experiments.benchmarks import tpu_assembly
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
-from kernels import d8_gelu, octic_attention, octic_linear_gelu, octic_mlp, using
+from kernels import d8_gelu, octic_linear_gelu, using
 from kernels.attention import arranged, lanes
 from kernels.norm import Norm
+from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 TOPOLOGY = "v5e:2x2"
 # libtpu is to describe a chip that is not there, and to look for none.
@@ -115,17 +116,16 @@ def kernel_programs():
     """Name of the kernel, the shape, the function, which takes `implementation`, and its arguments."""
     for shape in map(SHAPES.get, GELU_SHAPES):
         field = abstract(shape.field(shape.hidden))
-        yield "d8_gelu", shape, d8_gelu.forward, field
+        yield "d8_gelu", shape, d8_gelu.d8_gelu, field
         yield "d8_gelu_backward", shape, d8_gelu.backward, 2 * field
     for name, heads in BLOCKS.items():
         shape = SHAPES[name]
         field, weights = abstract(shape.field(shape.channels)), abstract(shape.weights())
         yield "octic_linear_gelu", shape, octic_linear_gelu.octic_linear_gelu, (*field, *weights)
-        attention = functools.partial(octic_attention.octic_attention, heads=heads, norm=NORM)
-        weights = octic_attention.Weights(*abstract(shape.attention_branch()))
-        yield "octic_attention", shape, attention, (*field, weights)
-        mlp = functools.partial(octic_mlp.octic_mlp, norm=NORM)
-        yield "octic_mlp", shape, mlp, (*field, octic_mlp.Weights(*abstract(shape.mlp_branch())))
+        attention = functools.partial(octic_attention, heads=heads, norm=NORM)
+        yield "octic_attention", shape, attention, (*field, Weights(*abstract(shape.attention_branch())))
+        mlp = functools.partial(octic_mlp, norm=NORM)
+        yield "octic_mlp", shape, mlp, (*field, Weights(*abstract(shape.mlp_branch())))
         yield from attention_programs(shape, heads)
 
 
@@ -138,12 +138,13 @@ def attention_programs(shape: Shape, heads: int):
             abstract([(n, *shape.batch, shape.tokens, widths[i]) for n, i in zip(rows, sources, strict=True)])
             for widths in (arrangement.qkv_widths, arrangement.widths)
         )
-        forward, backward = (
-            functools.partial(function, parts=parts, heads=heads) for function in (arranged.forward, arranged.backward)
-        )
-        yield f"{kind} attention", shape, forward, qkv
+
+        def of_arrays(function, *arrays, implementation, parts=parts):
+            return function(implementation, parts, heads, *arrays)
+
+        yield f"{kind} attention", shape, functools.partial(of_arrays, arranged.forward), qkv
         if arranged.supported(qkv, parts, heads, backward=True):
-            yield f"{kind} attention_backward", shape, backward, (*qkv, *y)
+            yield f"{kind} attention_backward", shape, functools.partial(of_arrays, arranged.backward), (*qkv, *y)
 
 
 def estimate(works: Mapping[str, tpu_assembly.Work], moved: int = 0) -> dict:

@@ -36,9 +36,7 @@ def attend(
     """
     chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen("attend", implementation)
     with jax.named_scope("attention"):
-        if chosen not in ("auto", "gpu"):
-            return reference.attend(q, k, v, bias, scale)
-        takes = bias is None and scale is None and gpu.supported(q, k, v)
+        takes = chosen in ("auto", "gpu") and bias is None and scale is None and gpu.supported(q, k, v)
         if implementation == "gpu":
             if not takes:
                 raise dispatch.no_kernel("attend", implementation, (q, k, v))

@@ -34,40 +34,31 @@ def fits(x: jax.Array, arrangement: Arrangement, backward: bool = False) -> bool
     return known and tpu.buffers(x.dtype, tokens, arrangement.token_widths, backward) is not None
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def attend(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
     """Attention of heads with `parts` channels in each source, placed by `lanes.arrange`.
 
     Shapes: arrays [k, *B, N, qkv width], each of k sources -> [k, *B, N, width].
     """
-    return _attend(implementation, parts, heads, *qkv)
+    return forward(implementation, parts, heads, *qkv)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attend(implementation, parts, heads, *qkv):
-    return forward(*qkv, implementation=implementation, parts=parts, heads=heads)
-
-
-_attend.defvjp(
-    lambda implementation, parts, heads, *qkv: (
-        forward(*qkv, implementation=implementation, parts=parts, heads=heads),
-        qkv,
-    ),
-    lambda implementation, parts, heads, qkv, gradients: backward(
-        *qkv, *gradients, implementation=implementation, parts=parts, heads=heads
-    ),
+attend.defvjp(
+    lambda *arguments: (forward(*arguments), arguments[3:]),
+    lambda implementation, parts, heads, qkv, gradients: backward(implementation, parts, heads, *qkv, *gradients),
 )
 
 
 # Jitted here: layers of equal shapes are traced once.
-@functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
-def forward(*qkv: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def forward(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
     """`attend`, without a derivative."""
-    kernels = _kernels(tpu.forward if supported(qkv, parts, heads) else None, parts, heads)
-    return dispatch.run(NAME, implementation, _plain(parts, heads), kernels, qkv)
+    kernel = _placed(tpu.forward, parts, heads) if supported(qkv, parts, heads) else None
+    return dispatch.run(NAME, implementation, _plain(parts, heads), dispatch.by_implementation(kernel), qkv)
 
 
-@functools.partial(jax.jit, static_argnames=("implementation", "parts", "heads"), inline=True)
-def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) -> tuple[jax.Array, ...]:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def backward(implementation: str, parts: Parts, heads: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The gradient of the arguments, from the arguments and the gradients of the results; without a kernel, by XLA."""
     qkv, plain = arrays[: len(arrays) // 2], _plain(parts, heads)
 
@@ -76,15 +67,12 @@ def backward(*arrays: jax.Array, implementation: str, parts: Parts, heads: int) 
 
     if not supported(qkv, parts, heads, backward=True):
         return plain_backward(*arrays)
-    kernels = _kernels(tpu.backward, parts, heads)
+    kernels = dispatch.by_implementation(_placed(tpu.backward, parts, heads))
     return dispatch.run(f"{NAME}_backward", implementation, plain_backward, kernels, arrays)
 
 
-def _kernels(kernel: Callable | None, parts: Parts, heads: int) -> dict[str, Callable | None]:
-    if kernel is None:
-        return {"tpu": None, "interpret": None, "gpu": None}
-    kernel = functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
-    return {"tpu": kernel, "interpret": functools.partial(kernel, interpret=True), "gpu": None}
+def _placed(kernel: Callable, parts: Parts, heads: int) -> Callable:
+    return functools.partial(kernel, arrangement=arrange(parts, heads), scale=1 / math.sqrt(sum(parts)))
 
 
 def _plain(parts: Parts, heads: int) -> Callable:

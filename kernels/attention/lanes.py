@@ -28,10 +28,7 @@ LINES, PLANES = 4, 2  # rows of an octic field
 
 
 class Piece(NamedTuple):
-    """Lanes `start` to `stop` of a source's register; if two heads share a register, of each half.
-
-    For sources that exchange blocks, these are the lanes after the exchange.
-    """
+    """Lanes `start` to `stop` of a source's register (of each half, if two heads share it), after any exchange."""
 
     source: int
     register: int
@@ -53,22 +50,14 @@ Pieces = tuple[Piece, ...]
 
 
 class Arrangement(NamedTuple):
-    """Placement of heads in the sources; each has one array for q, k and v together, and one for the result y.
+    """Placement of heads in the sources; each has one array for q, k and v together, and one for the result y."""
 
-    Attributes:
-      period: lanes per head: 64 if two share a register, else 128.
-      units: for each register full of heads (two heads or one), the pieces of its q, k, v and y.
-      places: for each source, and each of q, k, v and y, the first lane of every head's part.
-      qkv_widths, widths: widths of each source's arrays in lanes, whole registers.
-      exchanges: applied before heads are gathered, and again after y is scattered.
-    """
-
-    period: int
-    units: tuple[tuple[Pieces, ...], ...]
-    places: tuple[tuple[tuple[int, ...], ...], ...]
-    qkv_widths: tuple[int, ...]
+    period: int  # lanes per head: 64 if two share a register, else 128
+    units: tuple[tuple[Pieces, ...], ...]  # for each register full of heads (two or one), the pieces of q, k, v and y
+    places: tuple[tuple[tuple[int, ...], ...], ...]  # by source, and q, k, v and y: the first lane of every head's part
+    qkv_widths: tuple[int, ...]  # of each source's arrays in lanes, whole registers
     widths: tuple[int, ...]
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()  # applied before heads are gathered, and again after y is scattered
 
     @property
     def token_widths(self) -> tuple[int, int]:
@@ -210,21 +199,16 @@ def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
             return None
         used += lanes[slot]
         firsts[i] = slots[slot]
-    arrays = range(len(parts))
-    starts = {i: np.array([[0], [1], [2], [0]]) * widths[i] + firsts[i] for i in arrays}  # of q, k, v and y
+    starts = [np.array([[0], [1], [2], [0]]) * width + firsts[i] for i, width in enumerate(widths)]  # of q, k, v, y
+
+    def pieces(j, unit):
+        return tuple(piece for i, part in enumerate(parts) for piece in _pieces(i, starts[i][j, unit], part, period))
+
+    halves = np.arange(0, LANES, period)
     return Arrangement(
         period,
-        tuple(
-            tuple(
-                tuple(piece for i in arrays for piece in _pieces(i, starts[i][j, unit], parts[i], period))
-                for j in range(4)
-            )
-            for unit in range(units)
-        ),
-        tuple(
-            tuple(tuple(int(n) + half for n in row for half in range(0, LANES, period)) for row in starts[i])
-            for i in arrays
-        ),
+        tuple(tuple(pieces(j, unit) for j in range(4)) for unit in range(units)),
+        tuple(tuple(map(tuple, (lanes[..., None] + halves).reshape(4, -1).tolist())) for lanes in starts),
         tuple(3 * width for width in widths),
         widths,
     )

@@ -23,7 +23,6 @@ from the arrays and a `_Writer` scatters back:
 `experiments/benchmarks/tpu_compile.py` estimates their cycles.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -76,8 +75,9 @@ def forward(*qkv: jax.Array, arrangement: Arrangement, scale: float, interpret: 
         attend_image(refs[:n], refs[n:], arrangement, scale)
 
     sources = itertools.accumulate(map(len, qkv[:-1]), initial=0)
-    shapes = [(*a.shape[:-1], arrangement.widths[i]) for a, i in zip(qkv, sources, strict=True)]
-    return _by_image(body, qkv, (), shapes, arrangement, NAME, interpret)
+    widths = [arrangement.widths[i] for i in sources]
+    single = buffers(qkv[0].dtype, qkv[0].shape[-2], arrangement.token_widths) == 1
+    return blocks.by_blocks(body, qkv, widths=widths, single=single, name=NAME, interpret=interpret)
 
 
 def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arrangement, scale: float) -> None:
@@ -92,7 +92,6 @@ def attend_image(qkv: Sequence[jax.Ref], y: Sequence[jax.Ref], arrangement: Arra
 def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpret: bool = False) -> tuple:
     """The gradient of the arguments of `forward`, from the arguments and the gradients of the results."""
     n = len(arrays) // 2
-    qkv, gradients = arrays[:n], arrays[n:]
 
     def body(*refs):
         read, gradient = (_Reader(refs[i * n : (i + 1) * n], arrangement) for i in range(2))
@@ -104,8 +103,10 @@ def backward(*arrays: jax.Array, arrangement: Arrangement, scale: float, interpr
                 write.scatter(pieces, value)
         write.close()
 
-    shapes = [a.shape for a in qkv]
-    return _by_image(body, qkv, gradients, shapes, arrangement, f"{NAME}_backward", interpret)
+    widths = [a.shape[-1] for a in arrays[:n]]
+    single = buffers(arrays[0].dtype, arrays[0].shape[-2], arrangement.token_widths, backward=True) == 1
+    name = f"{NAME}_backward"
+    return blocks.by_blocks(body, arrays, widths=widths, single=single, name=name, interpret=interpret)
 
 
 def _attend(q, k, v, scale, period):
@@ -125,8 +126,8 @@ def _exponentials(q, k, scale):
     """The unnormalised weights of a head: of all keys, or of all but the last and of the last."""
     apart = len(k) - 1 if len(k) % LANES == 1 else len(k)
     if apart in (0, len(k)):
-        return [_exponential(_dot(q, k, (1, 1)), scale)]
-    logits = _dot(q, k[:apart], (1, 1))
+        return [_exponential(blocks.dot(q, k, (1, 1)), scale)]
+    logits = blocks.dot(q, k[:apart], (1, 1))
     last = (q.astype(jnp.float32) * k[apart:].astype(jnp.float32)).sum(-1, keepdims=True)
     most = jnp.maximum(logits.max(-1, keepdims=True), last)
     return [_exponential(x, scale, most) for x in (logits, last)]
@@ -146,7 +147,7 @@ def _inverse(x):
 def _weighted(weights, v):
     """Sums of v, weighted with `_exponentials`."""
     apart = weights[0].shape[1]
-    y = _dot(weights[0].astype(v.dtype), v[:apart], (1, 0))
+    y = blocks.dot(weights[0].astype(v.dtype), v[:apart])
     return y if apart == len(v) else y + weights[1] * v[apart:].astype(jnp.float32)
 
 
@@ -166,21 +167,14 @@ def _head_gradients(q, g, k, v, scale):
 
     The weights [N, N] stay unnormalised: q, g and one result are multiplied by the inverse sum and the scale instead.
     """
-    weights = _exponential(_dot(q, k, (1, 1)), scale)
+    weights = _exponential(blocks.dot(q, k, (1, 1)), scale)
     inverse = _inverse(weights.sum(-1, keepdims=True))
-    d_weights = _dot(g, v, (1, 1))
+    d_weights = blocks.dot(g, v, (1, 1))
     delta = (weights * d_weights).sum(-1, keepdims=True) * inverse
     d_logits = (weights * (d_weights - delta)).astype(q.dtype)
     scaled_q, divided_g = ((x.astype(jnp.float32) * y).astype(x.dtype) for x, y in ((q, scale * inverse), (g, inverse)))
-    dq = _dot(d_logits, k, (1, 0)) * (scale * inverse)
-    return dq, _dot(d_logits, scaled_q, (0, 0)), _dot(weights.astype(g.dtype), divided_g, (0, 0))
-
-
-def _dot(a, b, axes):
-    """The product over these axes, summed in float32."""
-    dimensions = (((axes[0],), (axes[1],)), ((), ()))
-    precision = blocks.precision(a.dtype)
-    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+    dq = blocks.dot(d_logits, k) * (scale * inverse)
+    return dq, blocks.dot(d_logits, scaled_q, (0, 0)), blocks.dot(weights.astype(g.dtype), divided_g, (0, 0))
 
 
 def _lanes(x):
@@ -304,37 +298,3 @@ def _selected(own, x, other, packed):
         x, other = (a if isinstance(a, int) else pltpu.bitcast(a, jnp.int32) for a in (x, other))
     y = jnp.where(own(_lanes(x)), x, other)
     return pltpu.bitcast(y, jnp.bfloat16) if packed else y
-
-
-def _by_image(body, reads, more, results, arrangement, name, interpret):
-    """Run `body(*read blocks, *written blocks)` once per image; a block has all tokens and lanes of the image.
-
-    Args:
-      reads: arrays [k, *B, N, w], double-buffered by image.
-      more: further arrays, single-buffered if VMEM is short, like the results.
-      results: shapes, equal to those of `reads` except for the width.
-    """
-    _, *batch, tokens, _ = reads[0].shape
-    images, kinds = math.prod(batch), jax.typeof(reads[0])
-    flat = [a.reshape(len(a), images, tokens, a.shape[-1]) for a in (*reads, *more)]
-    shapes = [(k, images, tokens, width) for k, *_, width in results]
-    single = buffers(kinds.dtype, tokens, arrangement.token_widths, backward=bool(more)) == 1
-
-    def block(shape, **mode):
-        return pl.BlockSpec((shape[0], None, *shape[2:]), lambda image: (0, image, 0, 0), **mode)
-
-    others = functools.partial(block, pipeline_mode=pl.Buffered(1)) if single else block
-
-    arrays = pl.pallas_call(
-        body,
-        grid=(images,),
-        in_specs=[*(block(a.shape) for a in flat[: len(reads)]), *(others(a.shape) for a in flat[len(reads) :])],
-        out_specs=[others(shape) for shape in shapes],
-        out_shape=[
-            jax.ShapeDtypeStruct(shape, kinds.dtype, manual_axis_type=kinds.manual_axis_type) for shape in shapes
-        ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
-        interpret=interpret,
-        name=name,
-    )(*flat)
-    return tuple(y.reshape(shape) for y, shape in zip(arrays, results, strict=True))

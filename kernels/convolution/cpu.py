@@ -51,10 +51,7 @@ def _padded_first(function, pads, mode, x, kernel, written=False):
 
 
 def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, groups: int) -> jax.Array:
-    """A circular convolution with one extra column, which negative padding removes.
-
-    XLA:CPU's convolution is slower without any padding.
-    """
+    """A circular convolution with one extra column, which negative padding removes: without padding XLA is slower."""
     rows, (left, right) = pads
     return by_library(around(x, (rows, (left, right + 1))), kernel, stride, ((0, 0), (0, -1)), groups)
 
@@ -63,10 +60,7 @@ def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, grou
 
 
 def _by_points(x: jax.Array, kernel: jax.Array, *, groups: int) -> jax.Array:
-    """A 1x1 convolution as a matrix product.
-
-    XLA:CPU's convolution gradients take up to three times as long.
-    """
+    """A 1x1 convolution as a matrix product; the gradients of XLA's convolution take up to three times as long."""
     return jnp.matmul(x, kernel[0, 0]) if groups == 1 else _grouped_points(x, kernel, groups)
 
 
@@ -92,16 +86,7 @@ def _grouped_points(x: jax.Array, kernel: jax.Array, groups: int) -> jax.Array:
 # ---- Few channels by few taps
 
 
-@functools.partial(jax.jit, static_argnames=("stride", "pads"))
-def _by_entries(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads) -> jax.Array:
-    """A convolution of images as a sum over kernel entries, each a row of output channels times one image channel.
-
-    XLA:CPU runs convolutions of few channels by few taps on one thread, which takes four times as long.
-    """
-    return _summed_entries(x, kernel, stride, pads)
-
-
-def _summed_entries_pullback(stride, pads, arrays, slope):
+def _by_entries_pullback(stride, pads, arrays, slope):
     x, kernel = arrays
     by_x = jax.linear_transpose(lambda x: by_library(x, kernel, stride, pads, 1), x)(slope)[0]
     patches = jnp.concatenate(list(_views(_padded(x, pads), kernel, stride).values()), axis=-1)
@@ -109,8 +94,13 @@ def _summed_entries_pullback(stride, pads, arrays, slope):
     return by_x, by_kernel.reshape(kernel.shape).astype(kernel.dtype)
 
 
-@with_pullback(_summed_entries_pullback, static=(2, 3))
-def _summed_entries(x: jax.Array, kernel: jax.Array, stride: Pair, pads: Pads) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("stride", "pads"))
+@with_pullback(_by_entries_pullback, static=(2, 3))
+def _by_entries(x: jax.Array, kernel: jax.Array, stride: Pair, pads: Pads) -> jax.Array:
+    """A convolution of images as a sum over kernel entries, each a row of output channels times one image channel.
+
+    XLA:CPU runs convolutions of few channels by few taps on one thread, which takes four times as long.
+    """
     views = _views(_padded(x, pads), kernel, stride)
     parts = [view[..., i : i + 1] * kernel[a, b, i] for (a, b), view in views.items() for i in range(kernel.shape[2])]
     return functools.reduce(operator.add, parts).astype(kernel.dtype)
@@ -119,13 +109,7 @@ def _summed_entries(x: jax.Array, kernel: jax.Array, stride: Pair, pads: Pads) -
 # ---- Depthwise
 
 
-@functools.partial(jax.jit, static_argnames=("stride", "pads"))  # traced once for all convolutions of a shape
-def _by_taps(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads) -> jax.Array:
-    """A depthwise convolution as a sum over its taps."""
-    return _summed(x, kernel, stride, pads)
-
-
-def _summed_pullback(stride, pads, arrays, slope):
+def _by_taps_pullback(stride, pads, arrays, slope):
     x, kernel = arrays
     dtype, shape = x.dtype, x.shape
     slope = slope.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -134,8 +118,10 @@ def _summed_pullback(stride, pads, arrays, slope):
     return _spread(slope, kernel, shape, stride, pads).astype(dtype), by_kernel.astype(kernel.dtype)
 
 
-@with_pullback(_summed_pullback, static=(2, 3))
-def _summed(x: jax.Array, kernel: jax.Array, stride: Pair, pads: Pads) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("stride", "pads"))  # traced once for all convolutions of a shape
+@with_pullback(_by_taps_pullback, static=(2, 3))
+def _by_taps(x: jax.Array, kernel: jax.Array, stride: Pair, pads: Pads) -> jax.Array:
+    """A depthwise convolution as a sum over its taps."""
     views, kernel = _views(_padded(x, pads), kernel, stride), _apart(kernel)
     return _sum([view * kernel[a, b, 0] for (a, b), view in views.items()]).astype(kernel.dtype)
 
@@ -153,7 +139,7 @@ def _sum(products: Sequence[jax.Array]) -> Any:
 
 
 def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pair, pads: Pads) -> jax.Array:
-    """The transpose of `_summed` with respect to x, of the given shape.
+    """The transpose of `_by_taps` with respect to x, of the given shape.
 
     Entry q s + u of a padded axis belongs to the taps A s + u of the outputs q - A.  So each phase u is a sum over
     shifted outputs; the transpose of strided slices would be a sum of maps that are mostly zeros.
@@ -161,7 +147,7 @@ def _spread(y: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: Pai
     (h, w), (kh, kw), (sh, sw), ((top, below), (ahead, behind)) = y.shape[1:3], kernel.shape[:2], stride, pads
     if stride == (1, 1) and max(top, below) < kh and max(ahead, behind) < kw:  # also a convolution, with reversed taps
         turned = (kh - 1 - top, kh - 1 - below), (kw - 1 - ahead, kw - 1 - behind)
-        return _summed(y, kernel[::-1, ::-1].astype(y.dtype), stride, turned)
+        return _by_taps(y, kernel[::-1, ::-1].astype(y.dtype), stride, turned)
     rows, columns = -(-(shape[1] + top + below) // sh), -(-(shape[2] + ahead + behind) // sw)  # of a phase
     up, left = -(-kh // sh) - 1, -(-kw // sw) - 1
     y, kernel = jnp.pad(y, [(0, 0), (up, rows - h), (left, columns - w), (0, 0)]), _apart(kernel)

@@ -40,8 +40,10 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _d8_gelu(implementation, lines, planes):
-    return forward(lines, planes, implementation=implementation)
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # otherwise each call would compile the choice by platform
+def _d8_gelu(implementation, *field):
+    kernels = _kernels(field[0], kernel="forward", fields=1)
+    return dispatch.run(NAME, implementation, reference.d8_gelu, kernels, field)
 
 
 @_d8_gelu.defjvp
@@ -53,25 +55,17 @@ def _derivative(implementation, field, slopes):
     return _d8_gelu(implementation, *field), linear(backward_of, backward_of, field, slopes)
 
 
-# Jitted: otherwise the choice by platform would be recompiled at every call.
-@functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def forward(lines: jax.Array, planes: jax.Array, *, implementation: str) -> tuple[jax.Array, ...]:
-    """The GELU, without a derivative."""
-    kernels = _kernels(lines, kernel="forward", fields=1)
-    return dispatch.run(NAME, implementation, reference.d8_gelu, kernels, (lines, planes))
-
-
 @functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array, *, implementation: str
 ) -> tuple[jax.Array, ...]:
     """The gradient of the input, from the input and the gradient of the output; all have the same shapes."""
+
+    def plain(lines, planes, *gradient):
+        return jax.vjp(reference.d8_gelu, lines, planes)[1](gradient)
+
     kernels = _kernels(lines, kernel="backward", fields=2)
-    return dispatch.run(NAME, implementation, _reference_backward, kernels, (lines, planes, d_lines, d_planes))
-
-
-def _reference_backward(lines, planes, *gradient):
-    return jax.vjp(reference.d8_gelu, lines, planes)[1](gradient)
+    return dispatch.run(NAME, implementation, plain, kernels, (lines, planes, d_lines, d_planes))
 
 
 def _kernels(lines, *, kernel, fields):
@@ -81,4 +75,4 @@ def _kernels(lines, *, kernel, fields):
     width, dtype = lines.shape[-1], lines.dtype
     on_tpu = getattr(tpu, kernel) if tpu.supported(width, dtype, fields) else None
     on_gpu = dispatch.on_rows(getattr(gpu, kernel), 2 * fields) if gpu.supported(width, dtype) else None
-    return {"tpu": on_tpu, "interpret": on_tpu and functools.partial(on_tpu, interpret=True), "gpu": on_gpu}
+    return dispatch.by_implementation(on_tpu, on_gpu)

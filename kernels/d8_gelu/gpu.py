@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kernels import pointwise
+from kernels.pointwise import octic_gelu, octic_gelu_gradient
 
 THREADS = 128  # per block: one warpgroup
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
@@ -32,31 +32,15 @@ def supported(channels: int, dtype: DTypeLike) -> bool:
 
 
 def forward(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """GELU in the regular basis.
-
-    Shapes: lines [4, M, C] and planes [2, M, 2C] -> the same.  Source: octic ViTs, Section 3.2.3.
-    """
-
-    def point(components):
-        return pointwise.to_isotypic([pointwise.gelu(value) for value in pointwise.to_regular(components)])
-
-    return _everywhere(point, [(lines, planes)], "d8_gelu")
+    """GELU in the regular basis: lines [4, M, C] and planes [2, M, 2C] -> the same."""
+    return _everywhere(octic_gelu, [(lines, planes)], "d8_gelu")
 
 
 def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The input's gradient, from the input and the output's gradient; the values on the group are recomputed.
-
-    Shapes: lines, d_lines [4, M, C] and planes, d_planes [2, M, 2C] -> d_lines, d_planes.
-    """
-
-    def point(components, gradients):
-        slopes = [pointwise.gelu_gradient(value) for value in pointwise.to_regular(components)]
-        gradients = pointwise.to_regular(gradients)
-        return pointwise.to_isotypic([slope * g for slope, g in zip(slopes, gradients, strict=True)])
-
-    return _everywhere(point, [(lines, planes), (d_lines, d_planes)], "d8_gelu_backward")
+    """The input's gradient, from the input and the output's gradient; arrays as in `forward`."""
+    return _everywhere(octic_gelu_gradient, [(lines, planes), (d_lines, d_planes)], "d8_gelu_backward")
 
 
 class _Tiles(NamedTuple):

@@ -3,7 +3,7 @@
 import jax
 from jax.typing import DTypeLike
 
-from kernels.pointwise import gelu, gelu_gradient, to_isotypic, to_regular
+from kernels.pointwise import octic_gelu, octic_gelu_gradient
 from kernels.tpu import blocks
 
 NAME = "d8_gelu"
@@ -18,20 +18,17 @@ def forward(lines: jax.Array, planes: jax.Array, *, interpret: bool = False) -> 
     """The GELU: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same."""
 
     def tile(rows, lanes, lines, planes, y_lines, y_planes):
-        values = [gelu(v) for v in to_regular(blocks.read(lines, planes, rows, lanes))]
-        blocks.write(y_lines, y_planes, rows, lanes, to_isotypic(values))
+        blocks.write(y_lines, y_planes, rows, lanes, octic_gelu(blocks.read(lines, planes, rows, lanes)))
 
-    return blocks.call(tile, (lines, planes), channels=lines.shape[-1], name=NAME, interpret=interpret)
+    return blocks.by_tiles(tile, (lines, planes), channels=lines.shape[-1], name=NAME, interpret=interpret)
 
 
 def backward(*fields: jax.Array, interpret: bool = False) -> tuple[jax.Array, jax.Array]:
     """The gradient of the input, from the input and the gradient of the output; arrays as in `forward`."""
 
     def tile(rows, lanes, lines, planes, d_lines, d_planes, dx_lines, dx_planes):
-        values = to_regular(blocks.read(lines, planes, rows, lanes))
-        gradients = to_regular(blocks.read(d_lines, d_planes, rows, lanes))
-        gradients = [gelu_gradient(v) * g for v, g in zip(values, gradients, strict=True)]
-        blocks.write(dx_lines, dx_planes, rows, lanes, to_isotypic(gradients))
+        fields = (blocks.read(*field, rows, lanes) for field in ((lines, planes), (d_lines, d_planes)))
+        blocks.write(dx_lines, dx_planes, rows, lanes, octic_gelu_gradient(*fields))
 
     channels = fields[0].shape[-1]
-    return blocks.call(tile, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)
+    return blocks.by_tiles(tile, fields, channels=channels, name=f"{NAME}_backward", interpret=interpret)

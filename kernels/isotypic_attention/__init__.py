@@ -38,16 +38,11 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
         if tpu.supported(field, parts, heads):
             kernel = functools.partial(tpu.attention, chosen, parts, heads)
             if not tpu.supported(field, parts, heads, backward=True):
-                kernel = _with_derivative_of_reference(kernel, heads)
+                # With the reference's derivative: without a backward kernel, XLA would have to move lanes.
+                kernel = jax.custom_jvp(kernel)
+                kernel.defjvp(functools.partial(jax.jvp, functools.partial(reference.isotypic_attention, heads=heads)))
             return kernel(field, qkv, proj)
         if implementation != "auto":
             raise dispatch.no_kernel(NAME, implementation, field, f" and {heads} heads")
         implementation = "xla"
     return reference.isotypic_attention(field, qkv, proj, heads, implementation=implementation)
-
-
-def _with_derivative_of_reference(kernel, heads: int):
-    """The kernel, with the reference's derivative: without a backward kernel, XLA would have to move lanes."""
-    call = jax.custom_jvp(kernel)
-    call.defjvp(functools.partial(jax.jvp, functools.partial(reference.isotypic_attention, heads=heads)))
-    return call

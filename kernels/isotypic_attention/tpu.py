@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.attention import arranged as arranged_attention
+from kernels.attention.arranged import Parts
 from kernels.attention.lanes import arrange, product
 from kernels.isotypic_linear import Field, Linear, linear
 
 NAME = "isotypic_attention"
-Parts = tuple[int, ...]
 
 
 def attention(implementation: str, parts: Parts, heads: int, field: Field, qkv: Linear, proj: Linear) -> Field:

@@ -1,5 +1,6 @@
 """Layer norm of a field in plain jnp, in at least float32: the definition."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,36 +16,21 @@ class Norm(NamedTuple):
     row_weight: float = 1.0
 
 
-def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
-    """Centre each irrep, divide by the common standard deviation, scale, and add the bias to the first line."""
-    centred = centre(field)
-    return scaled(field, centred, inverse_deviation(field, centred, norm), scales, bias)
+def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm, store: Callable = lambda x: x) -> Field:
+    """Centre each irrep, divide by the common standard deviation, scale, and add the bias to the first line.
 
-
-def centre(field: Field) -> Field:
-    """Each irrep minus its mean."""
+    `store` is the identity, applied to the inverse standard deviation of each token, [*B, N, 1].
+    """
     wide = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in field)
-    return tuple(a - a.mean(-1, keepdims=True) for a in wide)
-
-
-def inverse_deviation(field: Field, centred: Field, norm: Norm) -> jax.Array:
-    """1 / sigma of each token, [*B, N, 1]."""
+    centred = tuple(a - a.mean(-1, keepdims=True) for a in wide)
     total, *of_planes = (jnp.square(a).mean(-1, keepdims=True).sum(0) for a in centred)
     if of_planes:
         total = total + norm.row_weight * of_planes[0]
-    return jax.lax.rsqrt((total + norm.eps) / order(field))
-
-
-def scaled(field: Field, centred: Field, inverse: jax.Array, scales: Field, bias: jax.Array) -> Field:
-    """The centred irreps, divided and scaled, with the bias, in the dtypes of the field."""
+    order = sum(len(a) * rows for a, rows in zip(field, (1, 2), strict=False))  # a row of E has twice the channels
+    inverse = store(jax.lax.rsqrt((total + norm.eps) / order))
     lines, *planes = (a * inverse * over_tokens(s, a) for a, s in zip(centred, scales, strict=True))
     lines = add_to_first(lines, bias)
     return tuple(y.astype(a.dtype) for y, a in zip((lines, *planes), field, strict=True))
-
-
-def order(field: Field) -> int:
-    """The order of the group: a row of E has twice the channels of a line."""
-    return sum(len(a) * rows for a, rows in zip(field, (1, 2), strict=False))
 
 
 def over_tokens(scale: jax.Array, array: jax.Array) -> jax.Array:

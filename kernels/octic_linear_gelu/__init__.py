@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from kernels import dispatch
-from kernels.d8_gelu import d8_gelu
-from kernels.isotypic_linear import linear
 from kernels.octic_linear_gelu import reference
 
 NAME = "octic_linear_gelu"
@@ -57,33 +55,21 @@ def octic_linear_gelu(
     dtype = jnp.result_type(*arrays)
     arrays = tuple(a.astype(dtype) for a in arrays)
     if dispatch.lacks(implementation, chosen, _kernels(arrays[0], *arrays[2:])):
-        return _apart("auto", *arrays)
+        return reference.octic_linear_gelu(*arrays, implementation="auto")
     return _octic_linear_gelu(chosen, *arrays)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _octic_linear_gelu(implementation, *arrays):
-    return _forward(*arrays, implementation=implementation)
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # otherwise each call would compile the choice by platform
+def _octic_linear_gelu(implementation, lines, planes, *weights):
+    plain = functools.partial(reference.octic_linear_gelu, implementation=implementation)
+    return dispatch.run(NAME, implementation, plain, _kernels(lines, *weights), (lines, planes), weights)
 
 
 @_octic_linear_gelu.defjvp
 def _derivative(implementation, arrays, slopes):
-    return jax.jvp(functools.partial(_apart, implementation), arrays, slopes)
-
-
-def _apart(implementation, lines, planes, w_lines, w_planes, bias):
-    """The linear map, then the GELU: the derivative needs the intermediate result."""
-    h = linear((lines, planes), ((w_lines, w_planes), bias))
-    with jax.named_scope("activation"):
-        return d8_gelu(*h, implementation=implementation)
-
-
-# Jitted: otherwise the choice by platform would be recompiled at every call.
-@functools.partial(jax.jit, static_argnames="implementation", inline=True)
-def _forward(lines, planes, w_lines, w_planes, bias, *, implementation):
-    plain = functools.partial(_apart, implementation)
-    kernels = _kernels(lines, w_lines, w_planes, bias)
-    return dispatch.run(NAME, implementation, plain, kernels, (lines, planes), (w_lines, w_planes, bias))
+    # The linear map, then the GELU: the derivative needs the intermediate result.
+    return jax.jvp(functools.partial(reference.octic_linear_gelu, implementation=implementation), arrays, slopes)
 
 
 def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array) -> None:
@@ -104,4 +90,4 @@ def _kernels(lines, *weights):
     c, f, dtype = *weights[0].shape[1:], lines.dtype
     on_tpu = tpu.forward if tpu.supported(lines, *weights) else None
     on_gpu = dispatch.on_rows(gpu.forward, 2) if gpu.supported(c, f, dtype) else None
-    return {"tpu": on_tpu, "interpret": on_tpu and functools.partial(on_tpu, interpret=True), "gpu": on_gpu}
+    return dispatch.by_implementation(on_tpu, on_gpu)

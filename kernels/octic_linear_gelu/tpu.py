@@ -1,11 +1,9 @@
 """The first linear map of an octic MLP and its GELU on a TPU (Pallas, Mosaic): the hidden field is written once."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
-from kernels.pointwise import gelu, to_isotypic, to_regular
+from kernels.pointwise import octic_gelu
 from kernels.tpu import blocks
 
 NAME = "octic_linear_gelu"
@@ -24,15 +22,14 @@ def forward(
     lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array, *, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
     """The map and its GELU; arrays as in `octic_linear_gelu`."""
-    dot = functools.partial(jnp.dot, precision=blocks.precision(lines.dtype), preferred_element_type=jnp.float32)
     channels = len(bias)
 
     def tile(rows, lanes, lines, planes, w_lines, w_planes, bias, y_lines, y_planes):
-        h = [dot(lines[i, rows, :], w_lines[i, :, lanes]) for i in range(4)]
+        h = [blocks.dot(lines[i, rows, :], w_lines[i, :, lanes]) for i in range(4)]
         h[0] += bias[0, lanes].astype(jnp.float32)
         for columns in (lanes, blocks.second_copy(lanes, channels)):
-            h += [dot(planes[row, rows, :], w_planes[:, columns]) for row in (0, 1)]
-        blocks.write(y_lines, y_planes, rows, lanes, to_isotypic([gelu(v) for v in to_regular(h)]))
+            h += [blocks.dot(planes[row, rows, :], w_planes[:, columns]) for row in (0, 1)]
+        blocks.write(y_lines, y_planes, rows, lanes, octic_gelu(h))
 
     weights = (w_lines, w_planes, bias[None])
-    return blocks.call(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)
+    return blocks.by_tiles(tile, (lines, planes), weights, channels=channels, name=NAME, interpret=interpret)

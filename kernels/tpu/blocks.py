@@ -7,6 +7,7 @@ may hold rows that are never written.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ def supported(dtype: DTypeLike, channels: Sequence[int], weight_bytes: int = 0) 
     return dtype in (jnp.float32, jnp.bfloat16) and _most_rows(dtype, channels, weight_bytes) >= FEWEST_ROWS
 
 
-def call(
+def by_tiles(
     tile: Callable,
     fields: Sequence[jax.Array],
     weights: Sequence[jax.Array] = (),
@@ -44,18 +45,15 @@ def call(
       fields: arrays [4, *B, N, C] and [2, *B, N, 2C] in turn.
       weights: arrays passed whole to every block.
       channels: of the result.
-      name: of the kernel in the compiled program.
-      interpret: whether to run as a JAX program, on any platform.
+      name, interpret: as for `by_blocks`.
 
     Returns:
       lines [4, *B, N, channels] and planes [2, *B, N, 2 channels], in the dtype of the fields.
     """
     (_, *batch, tokens, _), dtype = fields[0].shape, fields[0].dtype
-    widths = [*(a.shape[-1] for a in fields[::2]), channels]
-    most = _most_rows(dtype, widths, sum(a.nbytes for a in weights))
+    most = _most_rows(dtype, [*(a.shape[-1] for a in fields[::2]), channels], sum(a.nbytes for a in weights))
     step = ROWS if most >= ROWS else FEWEST_ROWS
     images, n, rows = plan(batch, tokens, most, step)
-    fields = [a.reshape(len(a), images, n, a.shape[-1]) for a in fields]
 
     def body(*refs):
         left = jnp.minimum(n - pl.program_id(1) * rows, rows)  # the last block may be mostly empty
@@ -67,27 +65,63 @@ def call(
             lanes = slice(start, min(start + LANES, channels))
             tile(pl.ds(pl.multiple_of(i * step, step), step), lanes, *refs)
 
-    def block(k, width):
-        return pl.BlockSpec((k, None, rows, width), lambda image, i: (0, image, i, 0))
+    widths = channels, 2 * channels
+    return by_blocks(body, fields, weights, widths=widths, split=(images, n, rows), name=name, interpret=interpret)
+
+
+def by_blocks(
+    body: Callable,
+    fields: Sequence[jax.Array],
+    weights: Sequence[jax.Array] = (),
+    *,
+    widths: Sequence[int],
+    split: tuple[int, int, int] | None = None,
+    single: bool = False,
+    scratch: Sequence[Any] = (),
+    name: str,
+    interpret: bool,
+) -> tuple[jax.Array, ...]:
+    """Run a kernel on every block of a field.
+
+    Args:
+      body: takes references to a block [k, rows, width] of each field, to the weights, to a block of each result, and
+        to the scratch memory.
+      fields: arrays [k, *B, N, width].
+      weights: arrays passed whole to every block.
+      widths: of the results, which are otherwise like the first fields.
+      split: images, rows per image and rows per block, as from `plan`; None: a block is an image.
+      single: whether the results, and the fields without a result, have one buffer instead of two.
+      scratch: memory of the kernel.
+      name: of the kernel in the compiled program.
+      interpret: whether to run as a JAX program, on any platform.
+    """
+    (_, *batch, tokens, _), kind = fields[0].shape, jax.typeof(fields[0])
+    images, n, rows = split or (math.prod(batch), tokens, tokens)
+    grid = (images, pl.cdiv(n, rows)) if split else (images,)
+    results = [(len(a), images, n, width) for a, width in zip(fields, widths, strict=False)]
+
+    def block(k, width, **mode):
+        return pl.BlockSpec((k, None, rows, width), lambda image, i=0: (0, image, i, 0), **mode)
 
     def whole(a):
-        return pl.BlockSpec(a.shape, lambda image, i: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
+        return pl.BlockSpec(a.shape, lambda *_: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
 
-    out = [(4, channels), (2, 2 * channels)]
-    results = pl.pallas_call(
+    others = functools.partial(block, pipeline_mode=pl.Buffered(1)) if single else block
+    of_fields = [(block if i < len(widths) else others)(len(a), a.shape[-1]) for i, a in enumerate(fields)]
+    arrays = pl.pallas_call(
         body,
-        grid=(images, pl.cdiv(n, rows)),
-        in_specs=[*(block(len(a), a.shape[-1]) for a in fields), *map(whole, weights)],
-        out_specs=[block(*size) for size in out],
+        grid=grid,
+        in_specs=[*of_fields, *map(whole, weights)],
+        out_specs=[others(k, width) for k, *_, width in results],
         out_shape=[
-            jax.ShapeDtypeStruct((k, images, n, width), dtype, manual_axis_type=jax.typeof(fields[0]).manual_axis_type)
-            for k, width in out
+            jax.ShapeDtypeStruct(shape, kind.dtype, manual_axis_type=kind.manual_axis_type) for shape in results
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
+        scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",) * len(grid)),
         interpret=interpret,
         name=name,
-    )(*fields, *weights)
-    return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
+    )(*(a.reshape(len(a), images, n, a.shape[-1]) for a in fields), *weights)
+    return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in arrays)
 
 
 def read(lines: jax.Ref, planes: jax.Ref, rows: pl.Slice, lanes: slice) -> list[jax.Array]:
@@ -135,8 +169,14 @@ def up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def precision(dtype: DTypeLike) -> jax.lax.Precision:
+def _precision(dtype: DTypeLike) -> jax.lax.Precision:
     """Mosaic has two precisions; float32 products use the higher one unless the default was requested."""
     asked = jax.config.jax_default_matmul_precision  # set at run time  # pyright: ignore[reportAttributeAccessIssue]
     exact = dtype == jnp.float32 and asked not in (None, "default", "fastest", "bfloat16")
     return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
+
+
+def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int] = (1, 0)) -> jax.Array:
+    """The product of two matrices over these axes, summed in float32."""
+    dimensions = (((axes[0],), (axes[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=_precision(a.dtype), preferred_element_type=jnp.float32)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from kernels.tpu import blocks
 from kernels.tpu.blocks import LANES, up
@@ -62,6 +61,4 @@ def _rows(size: int) -> int:
 
 def dot(x: jax.Array, matrix: jax.Array, turned: bool) -> jax.Array:
     """The products of tokens [N, K] and a matrix [C, K], over K, in float32: [N, C], or turned [C, N]."""
-    a, b = (matrix, x) if turned else (x, matrix)
-    precision = blocks.precision(x.dtype)
-    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=jnp.float32)
+    return blocks.dot(matrix, x, (1, 1)) if turned else blocks.dot(x, matrix, (1, 1))

@@ -12,8 +12,8 @@ from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC, Shape
 from kernels import dispatch, norm
 from kernels.d8_gelu import d8_gelu
 from kernels.norm import Norm
+from kernels.octic_branch import Weights, octic_mlp
 from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.octic_mlp import Weights, octic_mlp
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import kernels
 from experiments.benchmarks.field_shapes import Shape
 from kernels.norm import Norm
-from kernels.octic_attention import Weights, octic_attention
-from kernels.octic_attention.tpu import MAPS, supported
+from kernels.octic_branch import Weights, octic_attention
+from kernels.octic_branch.tpu import MAPS
+from kernels.octic_branch.tpu_attention import supported
 from tests.kernels.comparison import assert_near, draw, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
@@ -86,11 +87,11 @@ def test_a_parameter_in_the_wrong_place_is_caught():
     wrong = {
         "irreps of the norm": w._replace(norm_lines=w.norm_lines[::-1]),
         "bias of the norm": w._replace(norm_bias=0 * w.norm_bias),
-        "first bias": w._replace(qkv_bias=0 * w.qkv_bias),
-        "second bias": w._replace(proj_bias=0 * w.proj_bias),
-        "heads": w._replace(qkv_lines=jnp.roll(w.qkv_lines, 8, axis=-1)),
-        "copies of E": w._replace(proj_planes=jnp.roll(w.proj_planes, 16, axis=1)),
-        "irreps of the second map": w._replace(proj_lines=w.proj_lines[::-1]),
+        "first bias": w._replace(first_bias=0 * w.first_bias),
+        "second bias": w._replace(second_bias=0 * w.second_bias),
+        "heads": w._replace(first_lines=jnp.roll(w.first_lines, 8, axis=-1)),
+        "copies of E": w._replace(second_planes=jnp.roll(w.second_planes, 16, axis=1)),
+        "irreps of the second map": w._replace(second_lines=w.second_lines[::-1]),
         "irreps of the layer scale": w._replace(scale_lines=w.scale_lines[::-1]),
         "copies of the layer scale": w._replace(scale_planes=w.scale_planes[::-1]),
     }
@@ -118,7 +119,7 @@ def test_images_of_vit_h_that_the_kernel_holds(tokens, fits):
     shape = Shape("ViT-H", (8,), tokens, 160, 0)
     lines, *_, weights = *shape.field(160), shape.attention_branch()
     abstract = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    assert supported(abstract(lines), Weights(*map(abstract, weights)), 16) == fits
+    assert supported(abstract(lines), Weights(*map(abstract, weights)), 16, NORM) == fits
 
 
 def test_shapes_without_a_kernel():
@@ -153,5 +154,5 @@ def test_bad_arguments_are_named():
     w = Weights(*weights)
     with pytest.raises(ValueError, match="octic_attention: implementation='fast' is not one of 'auto', 'reference'"):
         octic_attention(lines, planes, w, 2, NORM, implementation="fast")
-    with pytest.raises(ValueError, match=r"octic_attention: proj_lines \(4, 16, 48\) must be \(4, 16, 16\), .* C=16"):
-        octic_attention(lines, planes, w._replace(proj_lines=w.qkv_lines), 2, NORM)
+    with pytest.raises(ValueError, match=r"octic_attention: second_lines \(4, 16, 48\) must be \(4, 16, 16\), .* C=16"):
+        octic_attention(lines, planes, w._replace(second_lines=w.first_lines), 2, NORM)

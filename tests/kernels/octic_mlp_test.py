@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import kernels
 from experiments.benchmarks.field_shapes import Shape
 from kernels.norm import Norm
-from kernels.octic_mlp import Weights, octic_mlp
-from kernels.octic_mlp.tpu import MAPS
+from kernels.octic_branch import Weights, octic_mlp
+from kernels.octic_branch.tpu import MAPS
 from kernels.pointwise import SCALE, double_gelu
 from tests.kernels.comparison import assert_near, draw_branch, value_and_gradient, widen
 
@@ -76,11 +76,11 @@ def test_a_parameter_in_the_wrong_place_is_caught():
     wrong = {
         "irreps of the norm": w._replace(norm_lines=w.norm_lines[::-1]),
         "bias of the norm": w._replace(norm_bias=0 * w.norm_bias),
-        "first bias": w._replace(in_bias=0 * w.in_bias),
-        "second bias": w._replace(out_bias=0 * w.out_bias),
-        "copies of E, hidden": w._replace(in_planes=jnp.roll(w.in_planes, SMALL.hidden, axis=1)),
-        "copies of E, out": w._replace(out_planes=jnp.roll(w.out_planes, SMALL.channels, axis=1)),
-        "irreps of the second map": w._replace(out_lines=w.out_lines[::-1]),
+        "first bias": w._replace(first_bias=0 * w.first_bias),
+        "second bias": w._replace(second_bias=0 * w.second_bias),
+        "copies of E, hidden": w._replace(first_planes=jnp.roll(w.first_planes, SMALL.hidden, axis=1)),
+        "copies of E, out": w._replace(second_planes=jnp.roll(w.second_planes, SMALL.channels, axis=1)),
+        "irreps of the second map": w._replace(second_lines=w.second_lines[::-1]),
         "irreps of the layer scale": w._replace(scale_lines=w.scale_lines[::-1]),
         "copies of the layer scale": w._replace(scale_planes=w.scale_planes[::-1]),
     }
@@ -122,8 +122,8 @@ def test_bad_arguments_are_named():
     w = Weights(*weights)
     with pytest.raises(ValueError, match="octic_mlp: implementation='fast' is not one of 'auto', 'reference', 'xla'"):
         octic_mlp(lines, planes, w, NORM, implementation="fast")
-    with pytest.raises(ValueError, match=r"octic_mlp: out_lines \(4, 16, 256\) must be \(4, 256, 16\), for .* C=16"):
-        octic_mlp(lines, planes, w._replace(out_lines=w.in_lines), NORM)
+    with pytest.raises(ValueError, match=r"octic_mlp: second_lines \(4, 16, 256\) must be \(4, 256, 16\), for .* C=16"):
+        octic_mlp(lines, planes, w._replace(second_lines=w.first_lines), NORM)
 
 
 def test_the_gelu_for_products_in_bfloat16():

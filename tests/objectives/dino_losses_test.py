@@ -16,6 +16,7 @@ from equivit.layers.dino_head import DinoHead
 from equivit.objectives import dino_losses, streams
 from equivit.training import sharding
 from tests.drawing import normal
+from tests.objectives import dino_definitions
 from tests.training.state_test import mesh_of
 
 IMAGES, LOCAL, PATCHES, WIDTH, PROTOTYPES = 16, 3, 6, 8, 11
@@ -51,7 +52,7 @@ CENTERS = (0.1 * normal(PROTOTYPES, seed=11), 0.1 * normal(PROTOTYPES, seed=12))
 
 
 def streamed(student_heads, tokens, targets, capacity=CAPACITY, seen=SEEN):
-    return dino_losses.dinov2_outcome(
+    return dino_losses.dinov2(
         student_heads,
         TEACHER,
         tokens,
@@ -72,19 +73,23 @@ def plain(student_heads, tokens, targets):
     weights = jnp.asarray((MASKS / np.maximum(MASKS.sum(-1, keepdims=True), 1))[rows], jnp.float32)
     theirs = (TEACHER[0](SEEN["cls"]), TEACHER[1](SEEN["patches"][rows]))
     if targets == "sinkhorn_knopp":
-        probabilities = [dino_losses.sinkhorn_knopp(x.reshape(-1, PROTOTYPES), TEMPERATURE) for x in theirs]
+        probabilities = [dino_definitions.sinkhorn_knopp(x.reshape(-1, PROTOTYPES), TEMPERATURE) for x in theirs]
         centers = (None, None)
     else:
-        probabilities = [dino_losses.centred_targets(x, c, TEMPERATURE) for x, c in zip(theirs, CENTERS, strict=True)]
-        centers = tuple(dino_losses.moved_center(c, x) for c, x in zip(CENTERS, theirs, strict=True))
+        probabilities = [
+            dino_definitions.centred_targets(x, c, TEMPERATURE) for x, c in zip(theirs, CENTERS, strict=True)
+        ]
+        centers = tuple(dino_definitions.moved_center(c, x) for c, x in zip(CENTERS, theirs, strict=True))
     classes = probabilities[0].reshape(2, IMAGES, PROTOTYPES)
-    whole, local = dino_losses.dino(classes, student_heads[0](tokens["cls"]), student_heads[0](tokens["local_cls"]))
+    whole, local = dino_definitions.dino(
+        classes, student_heads[0](tokens["cls"]), student_heads[0](tokens["local_cls"])
+    )
     losses = {"global": whole, "local": local}
     losses["koleo"] = 0.1 * sum(dino_losses.koleo(view, GROUPS) for view in tokens["cls"])
     ours = student_heads[1](tokens["patches"][rows])
-    losses["ibot"] = dino_losses.ibot(probabilities[1], ours, weights, 2 * IMAGES)
+    losses["ibot"] = dino_definitions.ibot(probabilities[1], ours, weights, 2 * IMAGES)
     losses["total"] = sum(losses.values())
-    spreads = [dino_losses.spread(x.reshape(-1, PROTOTYPES)) for x in (classes, probabilities[1])]
+    spreads = [dino_definitions.spread(x.reshape(-1, PROTOTYPES)) for x in (classes, probabilities[1])]
     return dino_losses.Outcome(losses, *spreads, centers)
 
 
@@ -138,7 +143,7 @@ def test_no_local_views():
 def test_the_teacher_gets_no_gradient():
     def total(heads, seen):
         options = dict(teacher_temperature=TEMPERATURE, groups=GROUPS)
-        return dino_losses.dinov2(STUDENT, heads, TOKENS, seen, MASKS, **options)["total"]
+        return dino_losses.dinov2(STUDENT, heads, TOKENS, seen, MASKS, **options).losses["total"]
 
     gradients = jax.jit(jax.grad(total, argnums=(0, 1)))(TEACHER, SEEN)
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradients))
@@ -176,8 +181,8 @@ def test_eight_devices_equal_one(targets):
     assert "while(" in text and not re.search(r"(all-reduce|all-gather)(?:-start)?\(", loops)
 
 
-sinkhorn_knopp = jax.jit(dino_losses.sinkhorn_knopp)
-moved_center, spread = jax.jit(dino_losses.moved_center), jax.jit(dino_losses.spread)
+sinkhorn_knopp = jax.jit(dino_definitions.sinkhorn_knopp)
+moved_center, spread = jax.jit(dino_definitions.moved_center), jax.jit(dino_definitions.spread)
 
 
 def test_gradients_of_many_steps_are_added_in_float32():
@@ -233,7 +238,7 @@ def test_rows_of_weight_0_are_in_no_sum():
 
 
 def test_a_step_without_masks():
-    run = jax.jit(lambda m: dino_losses.dinov2_outcome(STUDENT, TEACHER, TOKENS, SEEN, m, teacher_temperature=0.1))
+    run = jax.jit(lambda m: dino_losses.dinov2(STUDENT, TEACHER, TOKENS, SEEN, m, teacher_temperature=0.1))
     outcome = run(np.zeros_like(MASKS))
     assert outcome.losses["ibot"] == 0 and np.isfinite(jax.tree.leaves(outcome)).all()
 
@@ -268,7 +273,7 @@ def test_collapse_shows():
     uniform = spread(sinkhorn_knopp(rows, 0.1))
     np.testing.assert_allclose((uniform.rows, uniform.mean), 1, rtol=1e-5)
     rows[:, 3] = 9
-    single = spread(jax.jit(dino_losses.centred_targets)(rows, np.zeros(PROTOTYPES), 0.1))
+    single = spread(jax.jit(dino_definitions.centred_targets)(rows, np.zeros(PROTOTYPES), 0.1))
     np.testing.assert_allclose(single, (0, 0, 1), atol=1e-6)
     np.testing.assert_allclose(spread(sinkhorn_knopp(rows, 0.1)).mean, 1, rtol=1e-5)
     several = spread(np.eye(PROTOTYPES, dtype=np.float32)[np.arange(40) % 8])
@@ -285,7 +290,7 @@ def test_temporaries_are_small_beside_the_logits():
 
     def total(head, tokens, teacher, seen, masks):
         options = dict(teacher_temperature=0.05, capacity=rows, at_once=32)
-        return dino_losses.dinov2((head,) * 2, (teacher,) * 2, tokens, seen, masks, **options)["total"]
+        return dino_losses.dinov2((head,) * 2, (teacher,) * 2, tokens, seen, masks, **options).losses["total"]
 
     step = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).lower(abstract, seen, abstract, seen, masks)
     assert step.compile().memory_analysis().temp_size_in_bytes < 0.5 * 4 * rows * prototypes

@@ -247,7 +247,7 @@ def test_each_collapse_is_named(collapse):
         (dict(groups=16), "of 16 images into equal groups of two or more; of config.batch_size the nearest are 32"),
         (dict(mask_ratio=(0.5, 0.1)), r"must be \(smallest, largest\), as \(0.1, 0.5\)"),
         (dict(prototypes=1), "objective.prototypes=1 must be a whole number, two or more; the nearest is 2"),
-        (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: DINOv2 has no classifier"),
+        (dict(model=SMALL | dict(num_classes=10)), "model.num_classes=10: .*'dinov2' has no head to train"),
     ],
 )
 def test_what_a_config_cannot_say(change, message):

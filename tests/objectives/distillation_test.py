@@ -10,8 +10,9 @@ from PIL import Image
 
 from equivit import logical
 from equivit.data import crops
+from equivit.data.pixels import normalize
 from equivit.models import zoo
-from equivit.objectives import distillation, mixing, supervised
+from equivit.objectives import distillation, mixing
 from equivit.objectives.distillation import Distillation
 from equivit.training import loading
 from equivit.training.checkpoints import Checkpoints
@@ -73,7 +74,7 @@ def test_both_see_the_same_mix(teacher):
 
     @jax.jit
     def mixed(mean, std):
-        images = supervised.normalize(raw()["image"], mean, std)
+        images = normalize(raw()["image"], mean, std)
         return mixing.mix(jax.random.key(3), images, jnp.zeros((8, 4)), mixup=0.8, cutmix=1.0, groups=4)[0]
 
     batch = jax.jit(lambda batch: goal.prepare(teacher, batch, jax.random.key(3)))(raw())

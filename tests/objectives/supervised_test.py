@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical
+from equivit.data.pixels import normalize
 from equivit.models import zoo
 from equivit.objectives import supervised
 from equivit.objectives.clock import Clock
@@ -63,9 +64,9 @@ def test_a_model_without_a_head_is_refused():
 
 def test_normalize():
     images = np.array([0, 255], np.uint8).reshape(1, 1, 2, 1)
-    np.testing.assert_allclose(supervised.normalize(images, (0.5,), (0.25,)).ravel(), [-2, 2], rtol=1e-6)
+    np.testing.assert_allclose(normalize(images, (0.5,), (0.25,)).ravel(), [-2, 2], rtol=1e-6)
     with pytest.raises(ValueError, match="has 2 entries for images with 1 channels"):
-        supervised.normalize(images, (0.5, 0.5), (0.5, 0.5))
+        normalize(images, (0.5, 0.5), (0.5, 0.5))
 
 
 @pytest.mark.slow
@@ -75,7 +76,7 @@ def test_prepared_images_are_mixed_with_the_mirrored_batch_and_the_loss_is_their
     batch = goal.prepare(logical.abstract(model), raw, jax.random.key(1))
     chex.assert_shape(batch["target"], (16, tiny.CLASSES))
     np.testing.assert_allclose(batch["target"].sum(-1), 1, rtol=1e-6)
-    plain = supervised.normalize(raw["image"], (0.5,), (0.5,))
+    plain = normalize(raw["image"], (0.5,), (0.5,))
     lam = jnp.vdot(batch["image"] - plain[::-1], plain - plain[::-1]) / jnp.sum((plain - plain[::-1]) ** 2)
     np.testing.assert_allclose(batch["image"], lam * plain + (1 - lam) * plain[::-1], atol=1e-5)
     loss, metrics, _ = goal.loss(model, batch, tiny.step())

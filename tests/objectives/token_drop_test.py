@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from equivit.objectives.masking import Tokens, tokens_at
 from equivit.objectives.supervised import Supervised
-from equivit.objectives.token_drop import Tokens, tokens_at
 from equivit.training import build, loop
 from equivit.training.config import get_base, validate
 from tests.training import tiny

@@ -7,6 +7,7 @@ import pytest
 
 from equivit.objectives import dino_losses
 from equivit.pretrained import dinov2
+from tests.objectives import dino_definitions
 from tests.parity.arrays import Comparison, files, load
 
 FILES = {path.stem: path for path in files("losses")}
@@ -37,15 +38,15 @@ def test_class_tokens(record_property):
     logits, center = data["input/teacher_logits"], data["input/center"][0]
     temperature = data["input/teacher_temp"]
     targets = {
-        "sk": dino_losses.sinkhorn_knopp(jnp.asarray(logits).reshape(-1, 48), temperature).reshape(logits.shape),
-        "centering": dino_losses.centred_targets(jnp.asarray(logits), center, temperature),
+        "sk": dino_definitions.sinkhorn_knopp(jnp.asarray(logits).reshape(-1, 48), temperature).reshape(logits.shape),
+        "centering": dino_definitions.centred_targets(jnp.asarray(logits), center, temperature),
     }
     comparison = Comparison(data)
-    moved = dino_losses.moved_center(center, jnp.asarray(logits), momentum=data["input/center_momentum"])
+    moved = dino_definitions.moved_center(center, jnp.asarray(logits), momentum=data["input/center_momentum"])
     comparison.array("output/new_center", moved[None])
 
     def total(crops, local, targets):
-        parts = dino_losses.dino(targets, crops, local, data["input/student_temp"])
+        parts = dino_definitions.dino(targets, crops, local, data["input/student_temp"])
         return sum(parts), parts
 
     run = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
@@ -76,15 +77,16 @@ def test_masked_patches(record_property):
     comparison = Comparison(data)
     comparison.array("output/masks_weight", weights[:58])
     momentum, center = data["input/center_momentum"], data["input/center"][0, 0]
-    comparison.array("output/new_center", dino_losses.moved_center(center, logits, weights, momentum)[None, None])
+    comparison.array("output/new_center", dino_definitions.moved_center(center, logits, weights, momentum)[None, None])
     targets = {
-        "sk": dino_losses.sinkhorn_knopp(jnp.asarray(logits), temperature, weights),
-        "centering": dino_losses.centred_targets(jnp.asarray(logits), center, temperature),
+        "sk": dino_definitions.sinkhorn_knopp(jnp.asarray(logits), temperature, weights),
+        "centering": dino_definitions.centred_targets(jnp.asarray(logits), center, temperature),
     }
     for kind, rows in targets.items():
         comparison.array(f"output/{kind}_teacher_probs", rows[:58])
         value, (gradient,) = value_and_grad(
-            lambda s, rows=rows: dino_losses.ibot(rows, s, weights, len(masks), data["input/student_temp"]), student
+            lambda s, rows=rows: dino_definitions.ibot(rows, s, weights, len(masks), data["input/student_temp"]),
+            student,
         )
         comparison.array(f"output/{kind}_loss", value)
         comparison.array(f"output/{kind}_grad_student", gradient[:58])
@@ -142,7 +144,7 @@ def test_total(kind, record_property):
     def loss(tokens, first, second):
         heads = (first, first if kind == "shared" else second)
         options = dict(teacher_temperature=data["input/teacher_temp"], capacity=80, at_once=24)
-        losses = dino_losses.dinov2(heads, tuple(teacher), tokens, seen, masks, **options)
+        losses = dino_losses.dinov2(heads, tuple(teacher), tokens, seen, masks, **options).losses
         return losses["total"], losses
 
     run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))

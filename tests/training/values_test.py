@@ -9,8 +9,8 @@ from flax import nnx
 from equivit import summarize, train
 from equivit.models import zoo
 from equivit.objectives import masking
+from equivit.objectives.masking import Tokens
 from equivit.objectives.registry import OBJECTIVES
-from equivit.objectives.token_drop import Tokens
 from equivit.training import config as configs
 from equivit.training import loop
 

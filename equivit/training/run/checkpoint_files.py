@@ -20,6 +20,7 @@ from equivit.training.run import disk_errors
 from equivit.training.state import State
 
 _log = logging.getLogger("equivit")
+_name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")  # of a leaf, by its path
 
 
 class OtherModelError(ValueError):
@@ -63,11 +64,7 @@ def directory(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def content(state: State, *, before_failure: bool) -> ocp.args.Composite:
-    """The parts of a state's checkpoint, for `CheckpointManager.save`.
-
-    Args:
-      before_failure: stored in the checkpoint (`Checkpoints.save_before_failure`).
-    """
+    """The parts of a state's checkpoint, for `CheckpointManager.save`; it also stores `before_failure`."""
     step, leaves = int(state.step), _leaves(state)
     about = {"step": step, "next_batch": step, "before_failure": before_failure}
     about |= {"leaves": _about_leaves(leaves), "bits": _bits(leaves)}
@@ -172,22 +169,18 @@ def _part(name):
 
 
 def _leaves(tree):
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _fill(tree, leaves):
     """Replace the leaves of a tree that are named in `leaves`."""
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return jax.tree.map_with_path(lambda path, leaf: leaves.get(name(path), leaf), tree)
+    return jax.tree.map_with_path(lambda path, leaf: leaves.get(_name(path), leaf), tree)
 
 
 def _bits(leaves):
-    """The checksum of each array: the sum of its words modulo 2^32, for any number of devices and processes.
-
-    NumPy arrays are whole in each process, so they need no communication.
-    """
+    """The checksum of each array: the sum of its words modulo 2^32, for any number of devices and processes."""
     sums = np.array([_bit_sum(leaf) for leaf in leaves.values()], np.uint32)
+    # NumPy arrays are whole in each process.
     if jax.process_count() > 1 and any(isinstance(leaf, jax.Array) for leaf in leaves.values()):
         sums = multihost_utils.process_allgather(sums).sum(axis=0, dtype=np.uint32)
     return dict(zip(leaves, sums.tolist(), strict=True))
@@ -207,18 +200,15 @@ def _about_leaves(leaves):
 
 
 def _check_leaves(path, about, like):
-    if lines := _differences(about, like):
+    """OtherModelError if the shape or type of a leaf differs between `about` and `like`."""
+    wanted = _about_leaves(like)
+    lines = [f"{name} is missing" for name in wanted.keys() - about.keys()]
+    lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]
+    both = (name for name in wanted.keys() & about.keys() if list(about[name]) != wanted[name])
+    lines = sorted(lines + [f"{name} is {about[name]}, here {wanted[name]}" for name in both])
+    if lines:
         raise OtherModelError(
             f"checkpoint {path} is of another model or optimiser, {len(lines)} arrays differ: "
             f"{'; '.join(lines[:6])}{' ...' if len(lines) > 6 else ''}.  Give the config that wrote it, or another "
             "--workdir."
         )
-
-
-def _differences(about, like):
-    """A line for each leaf whose shape or type differs between `about` and `like`."""
-    wanted = _about_leaves(like)
-    lines = [f"{name} is missing" for name in wanted.keys() - about.keys()]
-    lines += [f"{name} is not of this model" for name in about.keys() - wanted.keys()]
-    both = (name for name in wanted.keys() & about.keys() if list(about[name]) != wanted[name])
-    return sorted(lines + [f"{name} is {about[name]}, here {wanted[name]}" for name in both])

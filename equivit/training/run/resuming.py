@@ -32,14 +32,18 @@ def config_before(workdir: pathlib.Path) -> ConfigDict | None:
 
 def data_before(workdir: pathlib.Path) -> TrainedOn:
     """The training data of the run; unknown without run.json."""
-    return _data(workdir, _conditions_before(workdir))
+    found = _conditions_before(workdir)
+    try:
+        return trained_on.from_json(found)
+    except ValueError as error:
+        raise ValueError(f"{workdir / 'run.json'} is damaged ({error}); remove it to create it again.") from error
 
 
 def check_classes(workdir: pathlib.Path, config: ConfigDict, data: TrainedOn) -> None:
     """ValueError if the class names of the data changed since the start of the run."""
     thing, before = f"config.data.source={errors.shown(config.data.source)}", data_before(workdir).classes
     fix = "give the data that the run began with, or another --workdir"
-    trained_on.check_classes(thing, data.classes, before, _run_file(workdir), fix)
+    trained_on.check_classes(thing, data.classes, before, workdir / "run.json", fix)
 
 
 def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
@@ -57,8 +61,6 @@ def remarks(
     """Report changes since the last start, and whether the result will equal an uninterrupted run.
 
     Args:
-      workdir: the run directory.
-      config: of the run.
       before: the configuration of the last start; None if unknown.
       now: `conditions`.
       start: the first step; 0 for a fresh run.
@@ -99,24 +101,13 @@ def record(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None,
         while (copy := workdir / f"config.{number}.json").exists():
             number += 1
         files.write_bytes(copy, (workdir / "config.json").read_bytes())
-    files.write_text(_run_file(workdir), json.dumps(now, indent=1) + "\n")
+    files.write_text(workdir / "run.json", json.dumps(now, indent=1) + "\n")
     files.write_text(workdir / "config.json", configs.to_json(config))
 
 
-def _run_file(workdir):
-    return workdir / "run.json"
-
-
 def _conditions_before(workdir):
-    path = _run_file(workdir)
+    path = workdir / "run.json"
     return files.read_json(path) if path.is_file() else {}
-
-
-def _data(workdir, found):
-    try:
-        return trained_on.from_json(found)
-    except ValueError as error:
-        raise ValueError(f"{_run_file(workdir)} is damaged ({error}); remove it to create it again.") from error
 
 
 def _processor() -> str:
@@ -135,18 +126,14 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
     """ValueError if the model, its objective or the frozen parameters changed, even if all arrays would fit."""
     if before is None:
         return
-    fixed = [
-        "objective.name",
-        "optimizer.freeze",
-        *(f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED),
-    ]
+    fixed = ["objective.name", "optimizer.freeze"]
+    fixed += [f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED]
     if not _same_model(config, before):
         fixed += [key for key in configs.differences(before, config) if key.startswith("model.")]
     old, new = configs.flat(configs.plain(before)), configs.flat(configs.plain(config))
     for key in fixed:
         if new.get(key) != old.get(key) and key.removeprefix("model.") not in EXECUTION:
-            value = repr(new[key]) if key in new else "its default"
-            has = repr(old[key]) if key in old else "its default"
+            value, has = (repr(values[key]) if key in values else "its default" for values in (new, old))
             thing = "this setting" if key in ("objective.name", "optimizer.freeze") else "the model"
             raise ValueError(
                 f"config.{key}={value}: the run in {workdir} has {has}, and {thing} must not change; give that value, "

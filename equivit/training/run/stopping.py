@@ -14,12 +14,7 @@ NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Stopped(SystemExit):
-    """A signal has ended the run; uncaught, it ends the program with the usual exit status of a shell.
-
-    Attributes:
-      status: 128 plus the signal's number.
-      name: of the signal, for messages.
-    """
+    """A signal has ended the run; uncaught, it ends the program with `status`, 128 plus the signal's number."""
 
     def __init__(self, number: int):
         self.status, self.name = 128 + number, NAMES[signal.Signals(number)]

@@ -24,34 +24,31 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels.norm import Norm
-from kernels.octic_mlp.reference import Weights
+from kernels.octic_branch.reference import Weights
+from kernels.octic_branch.tpu import STRIP, VMEM_BYTES, by_strips, norm_strip, prepared, product_dtype, scale_strip
 from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
 from kernels.tpu import blocks, products
 from kernels.tpu.blocks import LANES, up
-from kernels.tpu.branch import STRIP, by_strips, norm_strip, prepared, product_dtype
 
 NAME = "octic_mlp"
-MAPS = ("in_lines", "in_planes", "out_lines", "out_planes")  # among the weights
 # Most rows of a block: 257 tokens in whole strips.  Code size and compile time grow with it.
 MOST_ROWS = 272
 MOST_TILES = 8  # of 128 hidden channels, for the same reason
-# Default VMEM limit of a kernel, and the part reserved for spilled registers.
-VMEM_BYTES, SPILLED_BYTES = 16 * 2**20, 3 * 2**20
+SPILLED_BYTES = 3 * 2**20  # of VMEM, reserved for spilled registers
 
 
-def supported(lines: jax.Array, weights: Weights) -> bool:
+def supported(lines: jax.Array, weights: Weights, norm: Norm) -> bool:
     """Whether there is a kernel for these dtypes and widths."""
     return most_rows(lines, weights) >= products.FEWEST_ROWS
 
 
 def most_rows(lines: jax.Array, weights: Weights) -> int:
     """Most rows of a block that fit in VMEM; 0 for dtypes and widths that the kernel does not support."""
-    c, f = weights.in_lines.shape[1:]
-    product = product_dtype(lines, weights, MAPS)
+    c, f = weights.first_lines.shape[1:]
+    product = product_dtype(lines, weights)
     if product is None or f % LANES or f > MOST_TILES * LANES:
         return 0
     field = 4 * up(c, LANES) + 2 * up(2 * c, LANES)  # lanes of a row
@@ -66,42 +63,31 @@ def forward(
 ) -> tuple[jax.Array, ...]:
     """The branch; arrays as in `octic_mlp`."""
     w = Weights(*weights)
-    (_, *batch, tokens, c), dtype, product = lines.shape, lines.dtype, w.in_lines.dtype
-    images, n, rows = blocks.plan(batch, tokens, most_rows(lines, w), STRIP)
-    arrays = [a.reshape(len(a), images, n, a.shape[-1]) for a in (lines, planes)]
-
-    def block(a):
-        return pl.BlockSpec((len(a), None, rows, a.shape[-1]), lambda image, i: (0, image, i, 0))
-
-    def whole(a):
-        return pl.BlockSpec(a.shape, lambda image, i: (0,) * a.ndim, pipeline_mode=pl.Buffered(1))
-
+    (_, *batch, tokens, c), product = lines.shape, w.first_lines.dtype
+    split = blocks.plan(batch, tokens, most_rows(lines, w), STRIP)
+    rows = split[-1]
     # The second map's factor, SCALE^2 / 2, in the layer scale.
-    placed = prepared(w, "out_bias", SCALE**2 / 2)
-    placed = placed._replace(out_lines=jnp.swapaxes(w.out_lines, 1, 2), out_planes=w.out_planes.T)
-    sizes = (4, rows, c), (2, rows, 2 * c)
+    placed = prepared(w, SCALE**2 / 2)
+    placed = placed._replace(second_lines=jnp.swapaxes(w.second_lines, 1, 2), second_planes=w.second_planes.T)
     # For each 128 hidden channels, the second map has four products of lines, and four of rows and copies of E.
     parts = products.parts(rows, [(c, 4), (2 * c, 4)])
+    sizes = (4, rows, c), (2, rows, 2 * c)
     sums = [(k, width, p.size) if p.turned else (k, p.size, width) for p in parts for k, _, width in sizes]
-    results = pl.pallas_call(
+    return blocks.by_blocks(
         functools.partial(_block, parts=parts, norm=norm, unroll=not interpret),
-        grid=(images, pl.cdiv(n, rows)),
-        in_specs=[*map(block, arrays), *map(whole, placed)],
-        out_specs=[block(a) for a in arrays],
-        out_shape=[
-            jax.ShapeDtypeStruct(a.shape, dtype, manual_axis_type=jax.typeof(lines).manual_axis_type) for a in arrays
-        ],
-        scratch_shapes=[
+        (lines, planes),
+        placed,
+        widths=(c, 2 * c),
+        split=split,
+        scratch=[
             *(pltpu.VMEM(size, product) for size in sizes),  # normed
             pltpu.VMEM((8, rows, LANES), jnp.float32),  # hidden
             pltpu.VMEM((8, rows, LANES), product),  # active
             *(pltpu.VMEM(size, jnp.float32) for size in sums),
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel")),
-        interpret=interpret,
         name=NAME,
-    )(*arrays, *placed)
-    return tuple(y.reshape(len(y), *batch, tokens, y.shape[-1]) for y in results)
+        interpret=interpret,
+    )
 
 
 def _block(x_lines, x_planes, *refs, parts, norm, unroll):
@@ -109,7 +95,7 @@ def _block(x_lines, x_planes, *refs, parts, norm, unroll):
     w, refs = Weights(*refs[: len(Weights._fields)]), refs[len(Weights._fields) :]
     y_lines, y_planes, normed_lines, normed_planes, hidden, active, *sums = refs
     x, y, sums = (x_lines, x_planes), (y_lines, y_planes), list(zip(sums[::2], sums[1::2], strict=True))
-    rows, f = hidden.shape[1], w.in_lines.shape[-1]
+    rows, f = hidden.shape[1], w.first_lines.shape[-1]
 
     by_strips(rows, unroll, functools.partial(norm_strip, x, (normed_lines, normed_planes), w, norm))
     for start in range(0, f, LANES):
@@ -120,16 +106,15 @@ def _block(x_lines, x_planes, *refs, parts, norm, unroll):
             by_strips(part.size, unroll, functools.partial(_gelu_strip, before, after))
             _second_map(after, w, columns, *results, part.turned)
     for part, results in zip(parts, sums, strict=True):
-        _scale([a.at[:, part.rows] for a in y], w, *results, part.turned, unroll)
+        _scale([a.at[:, part.rows] for a in y], w, results, part.turned, unroll)
 
 
 def _first_map(lines, planes, w, columns, hidden):
-    dot = _dot(lines.dtype)
     for i in range(4):
-        h = dot(lines[i], w.in_lines[i, :, columns[0]])
-        hidden[i] = h + w.in_bias[:, columns[0]] if i == 0 else h
+        h = blocks.dot(lines[i], w.first_lines[i, :, columns[0]])
+        hidden[i] = h + w.first_bias[:, columns[0]] if i == 0 else h
     for i, (copy, row) in enumerate(np.ndindex(2, 2)):
-        hidden[4 + i] = dot(planes[row], w.in_planes[:, columns[copy]])
+        hidden[4 + i] = blocks.dot(planes[row], w.first_planes[:, columns[copy]])
 
 
 def _gelu_strip(hidden, active, strip):
@@ -147,29 +132,20 @@ def _second_map(active, w, columns, sum_lines, sum_planes, turned):
         ref[i] = y if columns[0].start == 0 else ref[i] + y
 
     for i in range(4):
-        add(sum_lines, i, products.dot(active[i], w.out_lines[i, :, columns[0]], turned))
+        add(sum_lines, i, products.dot(active[i], w.second_lines[i, :, columns[0]], turned))
     for row in range(2):
-        copies = [(active[4 + 2 * copy + row], w.out_planes[:, columns[copy]]) for copy in range(2)]
+        copies = [(active[4 + 2 * copy + row], w.second_planes[:, columns[copy]]) for copy in range(2)]
         first, second = (products.dot(*copy, turned) for copy in copies)
         add(sum_planes, row, first + second)
 
 
-def _scale(y, w, sum_lines, sum_planes, turned, unroll):
+def _scale(y, w, sums, turned, unroll):
     """Write scale * (sums + bias) into y."""
+    if turned:
+        scale_strip(lambda kind, i: sums[kind][i].T, y, w, slice(None))
+        return
 
     def write(strip):
-        for after, sums, scale in zip(y, (sum_lines, sum_planes), (w.scale_lines, w.scale_planes), strict=True):
-            for i in range(after.shape[0]):
-                row = i % len(scale)  # the rows of E share one
-                z = (sums[i].T if turned else sums[i, strip]) * scale[row : row + 1]
-                z = z + w.out_bias[...] if sums is sum_lines and i == 0 else z
-                after[i, strip] = z.astype(after.dtype)
+        scale_strip(lambda kind, i: sums[kind][i, strip], y, w, strip)
 
-    if turned:
-        write(slice(None))
-    else:
-        by_strips(y[0].shape[1], unroll, write)
-
-
-def _dot(dtype):
-    return functools.partial(jnp.dot, precision=blocks.precision(dtype), preferred_element_type=jnp.float32)
+    by_strips(y[0].shape[1], unroll, write)
