@@ -3,11 +3,7 @@
 A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the objects, and one raw file for each
 storage.  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
 argparse.Namespace, whose values are dropped.  Any other name is an error.  Memory is bounded in proportion to the
-file's size (`archives.py`).
-
-Python's unpickler looks up methods of the objects it builds and hashes any key in a file.  Here the operations written
-by `torch.save` make plain values, and all others are rejected, so a file can neither reach an object of this process
-nor keep it busy.
+file's size (`archives.py`), and the pickle reader cannot reach objects of this process (`pickles.py`).
 
 A TorchScript archive has code and such a pickle, which describes a tree of modules.  The code is not read; the tree
 becomes a state dict, with parameters and buffers named by module paths.
@@ -16,16 +12,16 @@ becomes a state dict, with parameters and buffers named by module paths.
 import dataclasses
 import math
 import pathlib
-import pickletools
 import zipfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from equivit.archives import Archive, Refused
 from equivit.errors import shown
+from equivit.pretrained.pickles import Machine, Name, Shell
 
 FIX = "save it again with torch.save, uncompressed, with tensors as .contiguous() copies"
 MOST_AXES = 32
@@ -42,25 +38,6 @@ STORAGES = {
     "ByteStorage": np.dtype(np.uint8),
     "BoolStorage": np.dtype(np.bool_),
 }
-OBJECT = 100  # bytes that an operation may take in memory, without the characters of its string
-CHARACTER = 4  # bytes
-LARGEST_KEY = 2**48  # optimizers number their states; old ones used addresses
-GIVEN = {  # operations that push their argument
-    *("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-}
-MADE: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_LIST": list,
-    "EMPTY_DICT": dict,
-}
-SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-REMEMBER = ("BINPUT", "LONG_BINPUT", "MEMOIZE")
-RECALL = ("BINGET", "LONG_BINGET")
-IGNORED = ("PROTO", "FRAME", "STOP")
 
 
 def read(path: pathlib.Path) -> Any:
@@ -87,27 +64,6 @@ def read(path: pathlib.Path) -> Any:
         raise ValueError(f"{path}: is damaged or not a torch file ({what}).") from error
 
 
-class Name(NamedTuple):
-    """A class or function named by a file; never imported."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        return shown(f"{self.module}.{self.name}")[1:-1]
-
-
-class Shell:
-    """Placeholder for an object of a class.
-
-    Attributes:
-      attributes: the attributes set by the file, by name.
-    """
-
-    def __init__(self):
-        self.attributes: dict[str, Any] = {}
-
-
 class Namespace(Shell):
     """Placeholder for an argparse.Namespace."""
 
@@ -128,90 +84,19 @@ class Storage:
 
 
 class _Reader:
-    """Reads the pickle of an archive, and knows the few names in the module's docstring."""
+    """Resolves the few names in the module's docstring."""
 
     def __init__(self, archive: Archive):
         (self._pickle,) = [n for n in archive.names if n.endswith("/data.pkl") or n == "data.pkl"]
         self._archive, self._root = archive, self._pickle.removesuffix("data.pkl")
         self._contents: dict[str, bytes] = {}  # of storages, by key
-        self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stack before each mark
-        self._memory: dict[int, Any] = {}
         if self._root + "byteorder" in archive.names and archive.read(self._root + "byteorder") != b"little":
             raise Refused("was written in big-endian byte order; only little-endian is read.")
 
     def load(self) -> Any:
         """The content of the archive; a tree of modules becomes a state dict."""
-        content = self._unpickled(self._archive.read(self._pickle))
+        content = Machine(self._find, self._storage, self._archive.claim).load(self._archive.read(self._pickle))
         return self._state_dict(content) if isinstance(content, Module) else content
-
-    def _unpickled(self, content: bytes) -> Any:
-        """The value that a pickle describes; `Refused` for an unsupported operation, name or key."""
-        for opcode, argument, _ in pickletools.genops(content):
-            length = len(argument) if isinstance(argument, str | bytes) else 0
-            self._archive.claim("an object", OBJECT + CHARACTER * length)
-            if opcode.name in REMEMBER and isinstance(argument, int) and argument > len(content):
-                raise Refused(f"is damaged: it stores an object at memo index {argument:,}.")
-            self._run(opcode.name, argument)
-        return self._stack.pop()
-
-    def _run(self, operation: str, argument: Any) -> None:
-        """Apply an operation to the stack."""
-        stack = self._stack
-        if operation in GIVEN:
-            stack.append(argument)
-        elif operation in MADE:
-            stack.append(MADE[operation]())
-        elif operation in REMEMBER:
-            self._memory[len(self._memory) if operation == "MEMOIZE" else argument] = stack[-1]
-        elif operation in RECALL:
-            stack.append(self._memory[argument])
-        elif operation in SHORT_TUPLES:
-            self._put(tuple(self._take(SHORT_TUPLES[operation])))
-        elif operation == "MARK":
-            self._below.append(stack)
-            self._stack = []
-        elif operation == "TUPLE":
-            self._put(tuple(self._since_mark()))
-        elif operation in ("APPEND", "APPENDS"):
-            values = self._take(1) if operation == "APPEND" else self._since_mark()
-            _of_type(self._stack[-1], list).extend(values)
-        elif operation in ("SETITEM", "SETITEMS"):
-            pairs = self._take(2) if operation == "SETITEM" else self._since_mark()
-            _set(_of_type(self._stack[-1], dict), pairs)
-        elif operation in ("GLOBAL", "STACK_GLOBAL"):
-            parts = argument.split(" ") if operation == "GLOBAL" else self._take(2)
-            name = Name(*(_of_type(part, str) for part in parts))
-            self._find(name)
-            self._put(name)
-        elif operation in ("REDUCE", "NEWOBJ"):
-            name, arguments = self._take(2)
-            if (make := self._find(_of_type(name, Name))) is None:
-                raise Refused(f"calls {name}, which is not a tensor function.")
-            self._put(make(*_of_type(arguments, tuple)))
-        elif operation == "BUILD":
-            (state,) = self._take(1)
-            _build(stack[-1], state)
-        elif operation == "BINPERSID":
-            self._put(self._storage(*self._take(1)))
-        elif operation not in IGNORED:
-            raise Refused(f"has the operation {operation}, unknown to torch.save; save it again with torch.save.")
-
-    def _put(self, value: Any) -> None:
-        self._stack.append(value)
-
-    def _take(self, number: int) -> list[Any]:
-        """Pop the values at the top of the stack."""
-        if len(self._stack) < number:
-            raise ValueError("its stack is empty")
-        values = self._stack[-number:]
-        del self._stack[-number:]
-        return values
-
-    def _since_mark(self) -> list[Any]:
-        """Pop the values above the last mark, and the mark."""
-        values, self._stack = self._stack, self._below.pop()
-        return values
 
     def _find(self, name: Name) -> Callable | None:
         """The function that replaces a name, None for a storage; `Refused` for an unknown name."""
@@ -294,33 +179,3 @@ def _whole_numbers(values: Any, what: str) -> tuple[int, ...]:
     if type(values) is not tuple or any(type(n) is not int or abs(n) > LARGEST for n in values):
         raise Refused(f"{what} must be whole numbers of 64 bits.")
     return values
-
-
-def _of_type(value: Any, kind: type) -> Any:
-    """The value; ValueError unless it has exactly this type."""
-    if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} is where a {kind.__name__} must be")
-    return value
-
-
-def _set(table: dict, pairs: list[Any]) -> None:
-    """Set alternating keys and values.  Keys must be plain: hashing nested tuples can take forever."""
-    if len(pairs) % 2:
-        raise ValueError("a key has no value")
-    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-        if type(key) is not str and not (type(key) is int and abs(key) <= LARGEST_KEY):
-            raise Refused(
-                f"has a dictionary with a key of type {type(key).__name__}; keys must be strings or "
-                f"whole numbers up to {LARGEST_KEY:,}."
-            )
-        table[key] = value
-
-
-def _build(target: Any, state: Any) -> None:
-    """Set the attributes of a shell, once; attributes of a dictionary (torch's `_metadata`) are dropped."""
-    if type(target) is dict:
-        return
-    if not isinstance(target, Shell) or target.attributes or type(state) is not dict:
-        what = "class or function" if type(target) is Name else type(target).__name__
-        raise Refused(f"sets the state of a {what}; only objects of known classes have one, and it is set once.")
-    target.attributes = state  # no copy, which a file could request repeatedly
