@@ -122,7 +122,7 @@ def _is_dinov2_d8(config):
 
 
 def _zeros(config, flavour) -> list[Constant]:
-    """Only A1 of special tokens is learned; the other components are stored as zeros."""
+    """The components of special tokens that are stored as zeros; only A1 is learned."""
     channels, zeros = config.width // 8, {}
     if config.class_token and flavour == "dinov2":
         zeros |= {f"cls_token.{i}": (1, 1, channels) for i in range(1, 8)}
