@@ -109,8 +109,9 @@ class ReplacedAttention(_Replaced):
         q, k = (head_by_head(part, len(self.attending)) for part in jnp.split(self.query_key(x), 2, axis=-1))
         values = self.value(x)
         v = head_by_head(channels_of_heads(values, self.attending, self.num_heads), len(self.attending))
+        attended = attend(q, k, v)
         convolved = self._convolved(channels_of_heads(values, self.heads, self.num_heads), grid)
-        y = jnp.concatenate([side_by_side(attend(q, k, v)), convolved], axis=-1)
+        y = jnp.concatenate([side_by_side(attended), convolved], axis=-1)
         return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
 
     def folded(self) -> "FoldedAttention":
