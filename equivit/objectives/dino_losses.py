@@ -127,18 +127,19 @@ def dinov2(
         momentum=center_momentum,
         at_once=at_once,
     )
+    class_heads, patch_heads = zip(student_heads, teacher_heads, strict=True)
     class_center, patch_center = centers or (None, None)
 
     local = student.get("local_cls")
     every = student["cls"] if local is None else jnp.concatenate([student["cls"], local])
-    ours, theirs = (_items(views, groups) for views in (every, teacher["cls"]))
+    tokens = [_items(views, groups) for views in (every, teacher["cls"])]
     present = jnp.ones((groups, images // groups), bool)
     # crosses [G, b, 2, 2 + L]
-    crosses, classes, class_center = compare(student_heads[0], teacher_heads[0], ours, theirs, present, class_center)
+    crosses, classes, class_center = compare(class_heads, tokens, present, class_center)
 
     chosen, weights = masked_rows(masks, groups, capacity)
-    ours, theirs = (_take(patches, chosen) for patches in (student["patches"], teacher["patches"]))
-    masked, patches, patch_center = compare(student_heads[1], teacher_heads[1], ours, theirs, weights > 0, patch_center)
+    tokens = [_take(patches, chosen) for patches in (student["patches"], teacher["patches"])]
+    masked, patches, patch_center = compare(patch_heads, tokens, weights > 0, patch_center)
 
     pairs = 2 * every.shape[0] - 2
     losses = {
@@ -187,20 +188,10 @@ def _items(views: jax.Array, groups: int) -> jax.Array:
 
 
 def _compare(
-    student_head: DinoHead,
-    teacher_head: DinoHead,
-    student: jax.Array,
-    teacher: jax.Array,
-    present: jax.Array,
-    center: jax.Array | None,
-    *,
-    teacher_temperature: float | jax.Array,
-    student_temperature: float | jax.Array,
-    iterations: int,
-    momentum: float | jax.Array,
-    at_once: int | None,
+    heads, tokens, present, center, *, teacher_temperature, student_temperature, iterations, momentum, at_once
 ) -> tuple[jax.Array, Sums, jax.Array | None]:
     """Cross-entropies [G, M, T, S] of tokens [G, M, S, D] against targets from [G, M, T, D], their sums and centre."""
+    (student_head, teacher_head), (student, teacher) = heads, tokens
     guides = jax.lax.stop_gradient(teacher_head.prototypes())
     features = jax.lax.stop_gradient(streams.by_group(Bottleneck.__call__, teacher_head.mlp, teacher))
     guide = Stream(features, guides.over(teacher_temperature), Prototypes.logits)

@@ -87,9 +87,7 @@ class Mae(Objective):
 def targets(images: jax.Array, patch_size: tuple[int, int], target: str, variance: str) -> jax.Array:
     """The targets of the prediction, float32 [*B, N, ph pw C], for normalised images [*B, H, W, C].
 
-    Args:
-      target: one of TARGETS.
-      variance: one of VARIANCES, for "normalised_pixels".
+    `target` is one of TARGETS; `variance`, for "normalised_pixels", one of VARIANCES.
     """
     patches = patchify(images.astype(jnp.float32), patch_size)
     if target == "pixels":

@@ -120,7 +120,6 @@ def mix(
     """Mix a batch of images and their targets.
 
     Args:
-      key: the source of all randomness.
       images: float [B, H, W, C].
       targets: float [B, K].
       mixup, cutmix: alpha of the Beta(alpha, alpha) of each method; 0 switches it off.

@@ -178,7 +178,6 @@ def load_run(workdir: pathlib.Path, *, weights: str | None = None) -> Loaded:
     cause a warning and stay in place.
 
     Args:
-      workdir: the directory.
       weights: one of `Objective.weights`, such as "averaged"; None for the first.
 
     Raises:

@@ -9,8 +9,6 @@ of their products and the result; the reference rounds every step.
 """
 
 import functools
-from types import ModuleType
-from typing import Any
 
 import jax
 
@@ -60,16 +58,7 @@ def octic_mlp(
     return _branch(tpu_mlp, sizes, "", lines, planes, weights, implementation, norm=norm)
 
 
-def _branch(
-    kernel: ModuleType,
-    sizes: tuple[int, int, str],
-    note: str,
-    lines: jax.Array,
-    planes: jax.Array,
-    weights: Weights,
-    implementation: str,
-    **options: Any,
-) -> Field:
+def _branch(kernel, sizes, note, lines, planes, weights, implementation, **options) -> Field:
     """The branch of a kernel's module: the kernel, or the function of the same name in `reference`."""
     chosen, plain = dispatch.chosen(kernel.NAME, implementation), getattr(reference, kernel.NAME)
     plain = functools.partial(plain, **options)
@@ -100,9 +89,7 @@ def _apart(implementation, plain, *arrays):
         return plain(*arrays, implementation="auto")
 
 
-def _check(
-    name: str, lines: jax.Array, planes: jax.Array, weights: Weights, first: int, second: int, sizes: str
-) -> None:
+def _check(name, lines, planes, weights, first, second, sizes):
     """ValueError unless the arrays are a field and the parameters of a branch with F = `first` and G = `second`."""
     dispatch.check_field(name, lines, planes)
     c = lines.shape[-1]

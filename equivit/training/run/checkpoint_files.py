@@ -107,7 +107,6 @@ def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str
     """Read the newest checkpoint whose checksums match; None if there are no checkpoints.
 
     Args:
-      manager: the checkpoints.
       like: the state to fill.
       parts: the arrays to read, as from `parts_of`; each process reads NumPy arrays whole.
 
