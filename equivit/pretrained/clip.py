@@ -90,12 +90,12 @@ def table(config: ViTConfig, flavour: str) -> Table:
     if flavour == "openai":
         require(config, NAME, mlp="quick_gelu")
         constants = [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")]
-    if flavour == "timm" and projection:
+    if flavour == "timm" and config.projection is not None:
         constants = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")]
     return plain.table(config, SPELLINGS[flavour], NAME, projection) + Table([], constants)
 
 
-def check_options(state: State, options: Mapping[str, Any]) -> None:
+def check_options(state: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> None:
     """`MissingHint` if neither the file nor the options determine the activation."""
     flavour = _flavour(state)
     known = flavour == "openai" or f"{SPELLINGS[flavour].pre_norm}.weight" not in state  # or it is not a CLIP file

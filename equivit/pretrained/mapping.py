@@ -168,7 +168,7 @@ def pairs(names: Iterable[str], rows: Rows) -> list[Pair]:
         for key in (name, NUMBER.sub("#", name)):
             module, _, last = key.rpartition(".")
             if key in rows:
-                row = rows[key]
+                row: Any = rows[key]
                 place, pair = (order[key],), same(row) if isinstance(row, str) else row
             elif module in rows and last in TENSORS:
                 place, pair = (order[module], order[last]), _in_module(rows[module], TENSORS[last])
@@ -181,14 +181,14 @@ def pairs(names: Iterable[str], rows: Rows) -> list[Pair]:
 
 
 def _in_module(row: Any, tensor: Pair) -> Pair:
-    (last,) = tensor.theirs
+    (last,), read = tensor.theirs, tensor.read or (lambda array: array)
     if isinstance(row, str):
         return dataclasses.replace(tensor, theirs=(named(row, last),))
     return Pair(
         tuple(named(part, last) for part in row),
         (),
         lambda whole: tuple(map(tensor.write, np.split(whole, len(row), axis=-1))),
-        lambda *parts: np.concatenate([tensor.read(part) for part in parts], axis=-1),
+        lambda *parts: np.concatenate([read(part) for part in parts], axis=-1),
     )
 
 

@@ -110,7 +110,7 @@ def table(config: ViTConfig, spelling: Spelling, source: str, rows: Rows | None 
     }
     whole = block(spelling, config.mlp) | dict(rows or {})
     whole |= {name: theirs for name, theirs in modules.items() if theirs is not None}
-    whole |= {name: mapping.reshaped(*row) for name, row in tensors.items() if row[0] is not None}
+    whole |= {name: mapping.reshaped(theirs, write) for name, (theirs, write) in tensors.items() if theirs is not None}
     if spelling.position is None or not config.class_position:
         return mapping.table(config, whole)
     del whole["position.table"]

@@ -34,16 +34,20 @@ def fits(x: jax.Array, arrangement: Arrangement, backward: bool = False) -> bool
     return known and tpu.buffers(x.dtype, tokens, arrangement.token_widths, backward) is not None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def attend(implementation: str, parts: Parts, heads: int, *qkv: jax.Array) -> tuple[jax.Array, ...]:
     """Attention of heads with `parts` channels in each source, placed by `lanes.arrange`.
 
     Shapes: arrays [k, *B, N, qkv width], each of k sources -> [k, *B, N, width].
     """
+    return _attend(implementation, parts, heads, *qkv)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attend(implementation, parts, heads, *qkv):
     return forward(implementation, parts, heads, *qkv)
 
 
-attend.defvjp(
+_attend.defvjp(
     lambda *arguments: (forward(*arguments), arguments[3:]),
     lambda implementation, parts, heads, qkv, gradients: backward(implementation, parts, heads, *qkv, *gradients),
 )

@@ -202,7 +202,9 @@ def _packed(parts: tuple[int, ...], heads: int) -> Arrangement | None:
     starts = [np.array([[0], [1], [2], [0]]) * width + firsts[i] for i, width in enumerate(widths)]  # of q, k, v, y
 
     def pieces(j, unit):
-        return tuple(piece for i, part in enumerate(parts) for piece in _pieces(i, starts[i][j, unit], part, period))
+        return tuple(
+            piece for i, part in enumerate(parts) for piece in _pieces(i, int(starts[i][j, unit]), part, period)
+        )
 
     halves = np.arange(0, LANES, period)
     return Arrangement(
@@ -223,7 +225,7 @@ def _slots(part: int, width: int, period: int) -> np.ndarray:
 
 def _pieces(source: int, first: int, part: int, period: int) -> list[Piece]:
     """The pieces of the part at lane `first`; it may begin in one register and end in the next."""
-    register, start = divmod(int(first), LANES)
+    register, start = divmod(first, LANES)
     stop = start + part
     pieces = [Piece(source, register, start, min(stop, period))]
     return pieces if stop <= period else [*pieces, Piece(source, register + 1, 0, stop - period)]

@@ -64,7 +64,9 @@ def octic_mlp(
 
     def body(field: Field, w: Weights) -> Field:
         bias = w.first_bias.astype(w.first_lines.dtype)
-        hidden = octic_linear_gelu(*field, w.first_lines, w.first_planes, bias, implementation=implementation)
+        hidden = octic_linear_gelu(
+            field[0], field[1], w.first_lines, w.first_planes, bias, implementation=implementation
+        )
         return linear(hidden, w.second)
 
     return _branch(body, (lines, planes), Weights(*weights), norm)

@@ -66,7 +66,9 @@ def by_tiles(
             tile(pl.ds(pl.multiple_of(i * step, step), step), lanes, *refs)
 
     widths = channels, 2 * channels
-    return by_blocks(body, fields, weights, widths=widths, split=(images, n, rows), name=name, interpret=interpret)
+    split = images, n, rows
+    lines, planes = by_blocks(body, fields, weights, widths=widths, split=split, name=name, interpret=interpret)
+    return lines, planes
 
 
 def by_blocks(

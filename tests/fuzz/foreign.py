@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from equivit import logical, pretrained
 from equivit.layers.rngs import Keys
 from equivit.models import zoo
+from equivit.pretrained import mapping
 from tests.fuzz.attack import Files, Reader, made_in_child
 
 FILE = "w.safetensors"
@@ -25,7 +26,7 @@ def _states() -> dict[str, State]:
     for source, (name, fields) in MODELS.items():
         config = zoo.configuration(name, **fields)
         abstract = jax.eval_shape(lambda config=config: config.build(Keys(0)))
-        tensors = {name: np.full(shape, 0.5, np.float32) for name, shape in pretrained._shapes(abstract).items()}
+        tensors = {name: np.full(shape, 0.5, np.float32) for name, shape in mapping.shapes(config).items()}
         states[source] = pretrained.state_dict(source, logical.from_logical(abstract, tensors, pretrained.STORED))
     return {source: {name: np.asarray(tensor) for name, tensor in state.items()} for source, state in states.items()}
 
