@@ -108,7 +108,7 @@ def test_models_without_an_adaptive_version_are_refused():
         models.adapt("swin_s")
     with pytest.raises(ValueError, match=r"adapt: None is not a model; give one, such as models.create\('swin_t'\)"):
         models.adapt(None)
-    with pytest.raises(ValueError, match="adapt: field='selct' is not one of width, .*; the nearest is 'select'"):
+    with pytest.raises(ValueError, match="adapt: field='selct' is not one of image_size, .*; the nearest is 'select'"):
         models.adapt(small("swin_t"), selct="input")
 
 

@@ -27,7 +27,7 @@ def autoencoder(encoder, **options):
     small = dict(width=48, depth=1, num_heads=2, patch_size=4, image_size=(16, 16), in_channels=2, num_classes=None)
     config = zoo.configuration(**{**small, **ENCODERS[encoder], **options})
     whole = decoders.MaskedAutoencoderConfig(config, decoder_width=24, decoder_depth=2, decoder_heads=2)
-    model, rng = jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(params=0))), np.random.default_rng(0)
+    model, rng = jax.eval_shape(lambda: whole.build(nnx.Rngs(params=0))), np.random.default_rng(0)
     arrays = {}
     for leaf, shape in jax.eval_shape(logical.take, model).items():
         arrays[leaf] = (0.2 * rng.normal(size=shape.shape) + ("scale" in leaf)).astype(shape.dtype)
@@ -125,4 +125,4 @@ def test_bad_sizes_are_refused():
         jax.eval_shape(predict, autoencoder("plain"), IMAGES[:, :, :18], KEEP)
     with pytest.raises(ValueError, match="must be divisible by 4; the nearest are 24 and 28"):
         whole = decoders.MaskedAutoencoderConfig(autoencoder("plain").encoder.config, decoder_width=25)
-        jax.eval_shape(lambda: zoo.build(whole, nnx.Rngs(0)))
+        jax.eval_shape(lambda: whole.build(nnx.Rngs(0)))

@@ -60,7 +60,7 @@ def test_an_empty_batch_runs():
 def test_an_empty_batch_of_a_masked_autoencoder():
     encoder = zoo.configuration("vit_ti16", **VIT | dict(num_classes=None, position="sincos"))
     config = decoders.MaskedAutoencoderConfig(encoder, decoder_width=8, decoder_depth=1, decoder_heads=1)
-    model = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0)))
+    model = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
     images, keep = jax.ShapeDtypeStruct((0, 8, 8, 3), jnp.float32), jax.ShapeDtypeStruct((0, 2), jnp.int32)
     assert jax.eval_shape(lambda m, x, keep: m(x, keep), model, images, keep).shape == (0, 4, 48)
 

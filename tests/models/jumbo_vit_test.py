@@ -56,7 +56,7 @@ def same(a, b, tolerance=1e-5):
 def with_parameters(other, **options):
     """A model of the same logical tensors, with other options."""
     config = dataclasses.replace(other.config, **options)
-    return logical.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), logical.to_logical(other))
+    return logical.from_logical(jax.eval_shape(lambda: config.build(nnx.Rngs(0))), logical.to_logical(other))
 
 
 def millions(name, **overrides):

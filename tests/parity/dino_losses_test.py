@@ -21,10 +21,13 @@ def value_and_grad(function, *arguments):
     return jax.jit(jax.value_and_grad(function, argnums=tuple(range(len(arguments)))))(*arguments)
 
 
+NAMES = [f"mlp.{2 * i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
+NAMES += ["last_layer.weight_v", "last_layer.weight_g"]
+
+
 def head(data, prefix):
     """The head whose tensors are stored as `<prefix>mlp_0_weight` ... `<prefix>last_layer_weight_v`."""
-    names = (pair.theirs for pair in dinov2.HEAD_TABLE.pairs)
-    return dinov2.load_head({name: data[prefix + name.replace(".", "_")] for name in names})
+    return dinov2.load_head({name: data[prefix + name.replace(".", "_")] for name in NAMES})
 
 
 def compare_head(comparison, prefix, gradient):

@@ -17,7 +17,6 @@ from flax import nnx
 from equivit import logical, pretrained
 from equivit.evaluation.attention_maps import attention_maps
 from equivit.layers import position
-from equivit.models import zoo
 from tests.parity.arrays import TOLERANCE, Comparison, files, images, load, state
 
 FILES = [path for path in files("jumbo", "jumbo_[dl]*.npz") if not path.stem.endswith("_grads")]
@@ -114,7 +113,7 @@ def test_what_is_nearly_right_is_caught():
 
     def deviation(**options):
         config = dataclasses.replace(model.config, **options)
-        other = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0)))
+        other = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
         logits = jax.jit(lambda m, x: m(x))(logical.put(other, logical.take(model)), x)
         return np.abs(logits - expected).max() / np.abs(expected).max()
 

@@ -94,7 +94,7 @@ def test_jax_version_of_jumbo(path, record_property):
     data = load(path)
     size = dict(width=48, depth=3, num_heads=3, patch_size=8, image_size=(32, 32), jumbo=3, num_classes=None)
     config = MaskedAutoencoderConfig(zoo.configuration("jumbo_vit_mae_ti16", **size), 32, 2, 4)
-    abstract = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(params=0)))
+    abstract = jax.eval_shape(lambda: config.build(nnx.Rngs(params=0)))
     model = logical.from_logical(abstract, jax_names(data))
     comparison = Comparison({key: value for key, value in data.items() if key != "output/probe_logits"})
     x = normalize(images(data, "input/images_uint8_nchw"), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -40,7 +40,7 @@ def training_checkpoint(state, chunk=2):
 
 def broadcast(config):
     """Zeros that take no memory, by logical name."""
-    shapes = jax.eval_shape(lambda: logical.to_logical(zoo.build(config, nnx.Rngs(0))))
+    shapes = jax.eval_shape(lambda: logical.to_logical(config.build(nnx.Rngs(0))))
     return {name: np.broadcast_to(np.float32(0), x.shape) for name, x in shapes.items()}
 
 

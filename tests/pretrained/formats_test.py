@@ -14,7 +14,7 @@ import safetensors.numpy
 from flax import nnx
 
 from equivit import convert, logical, pretrained
-from equivit.models import saved, zoo
+from equivit.models import saved
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
 from equivit.pretrained import flip, reading
@@ -90,10 +90,10 @@ def written(name):
     """A model of `MODELS`, its configuration, and the foreign state dict of it."""
     source, flavour, fields = MODELS[name]
     config = (JumboViTConfig if "jumbo" in fields else ViTConfig)(**(SMALL | fields))
-    shapes = jax.eval_shape(lambda: logical.to_logical(zoo.build(config, nnx.Rngs(0))))
+    shapes = jax.eval_shape(lambda: logical.to_logical(config.build(nnx.Rngs(0))))
     random = np.random.default_rng(0)
     tensors = {name: random.normal(size=t.shape).astype(np.float32) for name, t in shapes.items()}
-    model = logical.from_logical(jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), tensors)
+    model = logical.from_logical(jax.eval_shape(lambda: config.build(nnx.Rngs(0))), tensors)
     return model, config, pretrained.state_dict(source, model, flavour=flavour)
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 
 from equivit import convert, logical, pretrained
 from equivit.layers.grid import Layout
-from equivit.models import saved, zoo
+from equivit.models import saved
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.zoo import configuration
@@ -23,7 +23,7 @@ ENCODER = SMALL | dict(num_classes=None, position="sincos", layer_scale=None)
 def written(**fields):
     """A masked autoencoder, and the foreign state dict of it."""
     config = MaskedAutoencoderConfig(ViTConfig(**ENCODER | fields), 32, 2, 4)
-    abstract, random = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), np.random.default_rng(0)
+    abstract, random = jax.eval_shape(lambda: config.build(nnx.Rngs(0))), np.random.default_rng(0)
     shapes = jax.eval_shape(logical.to_logical, abstract)
     tensors = {name: random.normal(size=t.shape).astype(np.float32) for name, t in shapes.items()}
     model = logical.from_logical(abstract, tensors)
@@ -58,7 +58,7 @@ def test_a_fine_tuned_classifier_there_and_back():
     """Its head reads the norm of the mean of plain patch tokens, whose weights the file calls fc_norm."""
     fields = dict(position="learned", class_position=True, pool="mean", fc_norm=True, num_classes=5)
     config = ViTConfig(**ENCODER | fields)
-    abstract, random = jax.eval_shape(lambda: zoo.build(config, nnx.Rngs(0))), np.random.default_rng(0)
+    abstract, random = jax.eval_shape(lambda: config.build(nnx.Rngs(0))), np.random.default_rng(0)
     shapes = jax.eval_shape(logical.to_logical, abstract)
     tensors = {name: random.normal(size=t.shape).astype(np.float32) for name, t in shapes.items()}
     state = pretrained.state_dict("mae", logical.from_logical(abstract, tensors))

@@ -26,7 +26,7 @@ HINTS = dict(image_size=(30, 44))  # the map of 8x11 tokens is also that of 32x4
 
 @functools.cache
 def model(kind):
-    abstract = jax.eval_shape(lambda: zoo.build(CONFIGS[kind], nnx.Rngs(0)))
+    abstract = jax.eval_shape(lambda: CONFIGS[kind].build(nnx.Rngs(0)))
     random = np.random.default_rng(0)
     return logical.from_logical(abstract, {t.name: random.normal(size=t.shape).astype("f") for t in tensors(abstract)})
 

@@ -23,7 +23,7 @@ either = pytest.mark.parametrize("version", CONFIGS)
 
 @functools.cache
 def model(version):
-    abstract = jax.eval_shape(lambda: zoo.build(CONFIGS[version], nnx.Rngs(0)))
+    abstract = jax.eval_shape(lambda: CONFIGS[version].build(nnx.Rngs(0)))
     random = np.random.default_rng(version)
     return logical.from_logical(abstract, {t.name: random.normal(size=t.shape).astype("f") for t in tensors(abstract)})
 
