@@ -1,11 +1,13 @@
 """Products in forms that XLA:CPU runs fast.
 
 A sum over images and tokens, as in the gradient of a weight, runs over one collapsed axis: XLA would transpose both
-arrays to collapse two.  In bfloat16:
+arrays to collapse two.  Without it, a float32 training step takes 1.09 times as long for D8(ViT-S), 1.02 for ViT-S.
+Without all that follows, a bfloat16 step takes 1.28 and 1.71 times as long (two cores of Zen 3, four blocks, 8 images):
 
 - A product is summed in float32 and rounded once: XLA:CPU has fast code only for float32 results.
 - Its factors have row-major layouts.  XLA:CPU chooses its code for a product before it assigns layouts; if a factor
-  might still be transposed, it has no fast code for batched products, such as those of attention.
+  might still be transposed, it has no fast code for batched products, such as those of attention.  Without them alone:
+  1.04 and 1.10 times as long.
 - The gradient of a weight is computed with more columns than rows, for which XLA:CPU has faster code, and transposed if
   the weight has fewer.
 """
