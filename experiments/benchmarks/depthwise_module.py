@@ -20,10 +20,11 @@ import numpy as np
 from flax import nnx
 
 from equivit import logical, testing
+from equivit.layers import dense
+from equivit.layers.depthwise import replace_attention
 from experiments import compiled_models, findings, flags, timing
 from experiments.benchmarks import processes
 from experiments.findings import Claim
-from experiments.tables.depthwise import layers
 
 WIDTHS, TOKENS, KERNELS = (384, 768, 1024), (196, 576), (3, 5, 7, 13)
 TIMED = {"forward": "forward", "maps": "maps alone", "gradients": "and backward"}
@@ -55,7 +56,8 @@ def main(arguments=None) -> int:
 def measure(kernel: int, width: int, tokens: int, options) -> dict:
     """Median milliseconds of each of TIMED, ours and torch's, and their ratios."""
     grid, heads = (math.isqrt(tokens),) * 2, max(1, width // 64)
-    module = testing.randomise(layers.module("dw", width, heads, kernel_size=kernel), jax.random.key(0))
+    attention = dense.Attention(width, heads, rngs=nnx.Rngs(0))
+    module = testing.randomise(replace_attention(attention, "dw", kernel_size=kernel), jax.random.key(0))
     x = np.asarray(jax.random.normal(jax.random.key(1), (1, tokens, width)))
     pairs = {what: pair(module, x, grid, what, options) for what in TIMED}
     times = processes.beside_torch(pairs, TOLERANCE, options)
