@@ -28,7 +28,7 @@ Where the paper contradicts itself or is silent:
 - Table A7 resizes test images to 2042 x 512, the text to 2048 x 512, which is used here.
 - Listing A2.2 restores features by unpooling, which leaves zeros between them; Section 4 does not decide.  Here they
   are interpolated around the torus, or with `unpool` unpooled; logits are interpolated in both cases.
-- The paper names no equivariant pyramid pooling: here that of `equivit/models/segmenter/pyramid_pooling.py`.
+- The paper names no equivariant pyramid pooling: ours is `equivit/models/segmenter/pyramid_pooling.py`.
 - Adaptive models need sizes that all their grids divide, for standard shifts too: there an adaptive Swin is trained on
   crops of 448 pixels, the ordinary one on 512.  Only adaptive models have test images resized up to the next such size.
 - Ranges of shifts are not given: here circular shifts cover the whole image, others 32 pixels to either side.

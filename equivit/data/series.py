@@ -7,7 +7,7 @@ Unequal lengths and missing values are both steps without a value.  They are int
 first and after the last value, that value repeats.  So a short series is padded with its last value, as in PatchTST, to
 the longest length in both splits.
 
-Files are those of the UCR and UEA archives: `.npz`, `.ts` and `.tsv`, or read by name through aeon.  Their readers
+Reads `.npz`, `.ts` and `.tsv` files of the UCR and UEA archives, or data sets by name through aeon.  Their readers
 return the series as published: missing values are NaN, and lengths may be unequal.
 """
 

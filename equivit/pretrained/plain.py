@@ -199,7 +199,7 @@ def _check_square(side: int, patch: tuple[int, int], class_position: bool | None
 
 
 def _position(config, name, ones) -> Pair:
-    """The table of positions, whose first row is that of the class token: [1 + h w, D] <-> [D] and [h, w, D]."""
+    """The table of positions, with the class token in its first row: [1 + h w, D] <-> [D] and [h, w, D]."""
     size = check_grid(config.image_size, config.patch_size, "image_size")
 
     def read(rows):

@@ -6,8 +6,8 @@ Without all that follows, a bfloat16 step takes 1.28 and 1.71 times as long (two
 
 - A product is summed in float32 and rounded once: XLA:CPU has fast code only for float32 results.
 - Its factors have row-major layouts.  XLA:CPU chooses its code for a product before it assigns layouts; if a factor
-  might still be transposed, it has no fast code for batched products, such as those of attention.  Without them alone:
-  1.04 and 1.10 times as long.
+  might still be transposed, it has no fast code for batched products, as attention needs.  Without layouts alone, a
+  step takes 1.04 and 1.10 times as long.
 - The gradient of a weight is computed with more columns than rows, for which XLA:CPU has faster code, and transposed if
   the weight has fewer.
 """

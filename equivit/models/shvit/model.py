@@ -68,7 +68,7 @@ class SHViTConfig(StagedConfig):
 class ResidualConv(nnx.Module):
     """x + path(convolution of x): depthwise, 3x3, with batch norm.
 
-    Shapes: [*B, h, w, width] -> the same.  Options: those of `NormedConv`.
+    Shapes: [*B, h, w, width] -> the same.  Options as in `NormedConv`.
     """
 
     def __init__(self, width: int, **options: Any):
