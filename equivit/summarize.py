@@ -132,7 +132,7 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     import jax
 
     from equivit.training import build, sharding
-    from equivit.training.loading import load_teachers
+    from equivit.training.teachers import load_teachers
 
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)

@@ -62,7 +62,7 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
       ValueError: a result in `workdir` has another recipe or is damaged, or another process is computing it.
       Missing: all data sets are missing.
     """
-    from equivit.data.series import Missing
+    from equivit.data.series_formats import Missing
 
     results, missing = [], {}
     for name in config.data.names:

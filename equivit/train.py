@@ -92,7 +92,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     from equivit.evaluation import runner, summary
     from equivit.trained_on import TrainedOn
     from equivit.training import build, loop, sharding
-    from equivit.training.loading import check_teacher_classes, load_teachers
+    from equivit.training.teachers import check_teacher_classes, load_teachers
     from equivit.training.warm_start import initial_parameters
 
     # ---- The data, and the model with fields from the data.

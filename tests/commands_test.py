@@ -55,7 +55,7 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
     modules = imported(
         "from equivit.data import loader\n"
         "from equivit.evaluation import runner, summary\n"
-        "from equivit.training import build, loading, loop, sharding, warm_start\n"
+        "from equivit.training import build, loop, sharding, teachers, warm_start\n"
         "from equivit import models\n"
     )
     assert "jax.experimental.pallas" in modules  # the names below are those of today

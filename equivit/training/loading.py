@@ -1,14 +1,12 @@
-"""Load a model by place (a run directory, a saved model, or a file of pretrained weights), and teachers of a run."""
+"""Load a model by place: a run directory, a saved model, or a file of pretrained weights."""
 
 import pathlib
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
-from equivit import errors, pretrained
-from equivit import trained_on as facts
-from equivit.models import saved, zoo
+from equivit import pretrained
+from equivit.models import saved
 from equivit.models.model import ModelModule
 from equivit.trained_on import TrainedOn
 from equivit.training import checkpoints
@@ -58,31 +56,3 @@ def trained_on(place: str | pathlib.Path) -> TrainedOn:
     if (directory / "model.json").is_file():
         return saved.trained_on(directory)
     return resuming.data_before(directory)
-
-
-def load_teachers(config: ConfigDict) -> dict[str, ModelModule]:
-    """The teachers of a config by name (`Step.teachers`): {"teacher": model}, or {} for an objective without one.
-
-    `objective.teacher` is a place (`load_model`), or "zoo:<name>" for a test with random weights.
-
-    Raises:
-      FileNotFoundError: the place holds no model.
-    """
-    place = config.objective.get("teacher")
-    if place is None:
-        return {}
-    source, _, name = place.partition(":")
-    if source != "zoo":
-        return {"teacher": load_model(place)}
-    model, data = config.model, config.data
-    size = data.train_image_size or data.image_size
-    options = dict(image_size=size, num_classes=model.num_classes, in_channels=model.in_channels)
-    return {"teacher": zoo.create(name, **options)}
-
-
-def check_teacher_classes(config: ConfigDict, data: TrainedOn) -> None:
-    """ValueError if a teacher and the data have different class names."""
-    if (place := config.objective.get("teacher")) is not None:
-        thing, fix = f"config.data.source={errors.shown(config.data.source)}", "give a teacher of the same classes"
-        theirs = trained_on(place).classes
-        facts.check_classes(thing, data.classes, theirs, f"objective.teacher={place}", fix)

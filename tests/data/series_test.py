@@ -6,7 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from equivit.data import series
+from equivit.data import series, series_formats
+from equivit.data.series_formats import Missing
 
 NAN = np.nan
 
@@ -138,7 +139,7 @@ def test_a_directory_comes_before_aeon(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "aeon.datasets", module)
     assert series.read("Three", str(folder))["test"].labels == ["test"]
     assert series.load("Vowels", directory=str(folder)).name == "Vowels"
-    with pytest.raises(series.Missing, match="neither Vowel.npz nor .*the nearest is 'Vowels'.*aeon could not read or"):
+    with pytest.raises(Missing, match="neither Vowel.npz nor .*the nearest is 'Vowels'.*aeon could not read or"):
         series.load("Vowel", directory=str(folder))
 
 
@@ -152,7 +153,7 @@ def test_a_set_that_ships_inside_aeon():
 def test_without_aeon(monkeypatch):
     monkeypatch.setitem(sys.modules, "aeon", None)
     monkeypatch.setitem(sys.modules, "aeon.datasets", None)
-    with pytest.raises(series.Missing, match="'Crop': reading a data set by name needs aeon; pip install aeon, or"):
+    with pytest.raises(Missing, match="'Crop': reading a data set by name needs aeon; pip install aeon, or"):
         series.load("Crop")
 
 
@@ -178,7 +179,7 @@ def test_a_name_that_is_not_there(folder):
 def test_bad_ts_files(tmp_path, text, message):
     (tmp_path / "a_TRAIN.ts").write_text(text)
     with pytest.raises(ValueError, match=message):
-        series.read_ts(tmp_path / "a_TRAIN.ts")
+        series_formats.read_ts(tmp_path / "a_TRAIN.ts")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_damaged_npz_file(tmp_path):
         series.load("a", directory=str(tmp_path))
 
 
-@pytest.mark.parametrize("read, ending", [(series.read_ts, "ts"), (series.read_tsv, "tsv")])
+@pytest.mark.parametrize("read, ending", [(series_formats.read_ts, "ts"), (series_formats.read_tsv, "tsv")])
 def test_text_that_is_not_utf_8_is_refused_by_name(tmp_path, read, ending):
     (tmp_path / f"x.{ending}").write_bytes(b"\xff\xfe1\t2")
     with pytest.raises(ValueError, match=f"x.{ending}: it must be text in UTF-8"):

@@ -6,7 +6,7 @@ from flax import nnx
 from equivit.models import saved, zoo
 from equivit.trained_on import TrainedOn
 from equivit.training.config import get_base
-from equivit.training.loading import check_teacher_classes
+from equivit.training.teachers import check_teacher_classes
 
 SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=3, in_channels=3, image_size=(8, 12))
 
