@@ -136,6 +136,13 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
     return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
 
 
+def stored(x: Any) -> Any:
+    """Arrays written to memory once, where XLA on a GPU would compute them again in each fusion that reads them."""
+    if AUTO.get() not in ("auto", "gpu"):
+        return x
+    return jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
+
+
 @functools.cache
 def _hopper() -> bool:
     """Whether "auto" may use GPU kernels, which need Hopper: False on a machine with another GPU."""

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import isotypic
+from equivit.layers.absorbed import absorbed
 from equivit.layers.dropout import Key, Rate, dropout
 from equivit.layers.grid import Layout
+from equivit.layers.parts import identity
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT
 from equivit.symmetry.groups import OCTIC
@@ -29,7 +32,12 @@ class Branch(NamedTuple):
 
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
         kernel = self._kernel(x) if AUTO.get() in FUSED else None
-        return self.scale(self.body(self.norm(x), layout)) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
+        if kernel is not None:
+            return Isotypic(*kernel(x.lines, x.planes))
+        if hasattr(self.body, "MAPS") and isinstance(self.norm, nnx.Module):
+            scale = None if self.scale is identity else self.scale
+            return _branch(layout, (self.norm, self.body, scale), x)
+        return self.scale(self.body(self.norm(x), layout))
 
     def _kernel(self, x: Any) -> Callable | None:
         """The branch as one operation on the arrays of a field, if its parts belong to an octic block."""
@@ -46,6 +54,23 @@ class Branch(NamedTuple):
             mlp = Weights(*isotypic.branch_arrays(norm, body.fc1, body.fc2, scale))
             return functools.partial(octic_mlp, weights=mlp, norm=norm.constants)
         return None
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _branch(layout, parts, x):
+    norm, body, scale = parts
+    y = body(norm(x), layout)
+    return y if scale is None else scale(y)
+
+
+@_branch.defjvp
+def _derivative(layout, primals, tangents):
+    def equal(parts, x):
+        norm, body = absorbed(*parts)
+        y, scale = body(norm(x), layout), parts[-1]
+        return y if scale is None else y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype))
+
+    return jax.jvp(equal, primals, tangents)
 
 
 def branch_path(branch: Any, entries: float, rate: Rate, key: Key) -> Any:

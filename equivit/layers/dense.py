@@ -19,7 +19,7 @@ from jax.nn.initializers import Initializer
 from equivit import errors
 from equivit.layers.grid import Layout
 from kernels.attention import attention, head_by_head, side_by_side, weights
-from kernels.gelu import exact_gelu
+from kernels.gelu import gelu
 from kernels.product import LINEAR, einsum, kept
 
 # The official codes truncate this normal at +-2, which is 100 standard deviations and has no effect.
@@ -55,6 +55,16 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return affine(x, self.weight[...], None if self.bias is None else self.bias[...])
 
+    def arrays(self) -> tuple[tuple[jax.Array], jax.Array | None]:
+        """The weight, in a tuple, and the bias."""
+        return (self.weight[...],), None if self.bias is None else self.bias[...]
+
+    def holding(self, weights: tuple[jax.Array], bias: jax.Array | None) -> "Linear":
+        """A copy of the map with these arrays."""
+        copy = jax.tree.map(lambda a: a, self)
+        copy.weight, copy.bias = nnx.Param(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
+        return copy
+
 
 def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
@@ -78,16 +88,26 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalised(x, self.scale[...], self.bias[...], self.eps)
+        return _normalised(self.eps, x, self.scale[...], self.bias[...])
+
+    @property
+    def scales(self) -> tuple[jax.Array]:
+        """The scale, in a tuple."""
+        return (self.scale[...],)
+
+    @property
+    def standardise(self) -> "Standardise":
+        """The norm without scale and bias."""
+        return Standardise(self.eps)
 
 
-@functools.partial(recomputed, static_argnums=3)
-def _normalised(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+@functools.partial(recomputed, static_argnums=0)
+def _normalised(eps: float, x: jax.Array, scale: jax.Array | None = None, bias: jax.Array | None = None) -> jax.Array:
     with jax.named_scope("norm"):
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-        return (y * scale + bias).astype(x.dtype)
+        return (y if scale is None else y * scale + bias).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +117,7 @@ class Standardise:
     eps: float
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalised(x, jnp.ones((), x.dtype), jnp.zeros((), x.dtype), self.eps)
+        return _normalised(self.eps, x)
 
 
 class LayerScale(nnx.Module):
@@ -109,12 +129,10 @@ class LayerScale(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return x * self.scale[...]
 
-
-@recomputed
-def gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU, x (1 + erf(x / sqrt(2))) / 2, in at least float32."""
-    with jax.named_scope("activation"):
-        return exact_gelu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+    @property
+    def scales(self) -> tuple[jax.Array]:
+        """The scale, in a tuple."""
+        return (self.scale[...],)
 
 
 @recomputed
@@ -154,6 +172,8 @@ class Mlp(nnx.Module):
       out: None for `width`.
     """
 
+    MAPS = "fc1", "fc2"  # the first and the last
+
     def __init__(
         self,
         width: int,
@@ -178,6 +198,8 @@ class SwiGlu(nnx.Module):
     Shapes: [*B, N, width] -> the same, through [*B, N, 2 hidden] and [*B, N, hidden].
     """
 
+    MAPS = "fc1", "fc2"  # the first and the last
+
     def __init__(self, width: int, hidden: int, *, init: Initializer = WEIGHT_INIT, rngs: nnx.Rngs):
         self.fc1 = Linear(width, 2 * hidden, init=init, rngs=rngs)
         self.fc2 = Linear(hidden, width, init=init, rngs=rngs)
@@ -200,6 +222,8 @@ class Attention(nnx.Module):
     Raises:
       ValueError: `num_heads` does not divide `width`.
     """
+
+    MAPS = "qkv", "proj"  # the first and the last
 
     def __init__(
         self,
