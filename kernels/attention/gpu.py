@@ -8,6 +8,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from kernels.product import Map, linear
+
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 
 
@@ -49,3 +51,39 @@ def _fused_even(q, k, v):
 
 
 _fused.defvjp(lambda *arrays: jax.vjp(_fused_even, *arrays), lambda transposed, gradient: transposed(gradient))
+
+
+def takes(x: jax.Array, qkv: Map, proj: Map, heads: int) -> bool:
+    """Whether this machine has cuDNN, and cuDNN supports these maps."""
+    (weight, _), tokens = qkv, x.shape[-2]
+    head = jax.ShapeDtypeStruct((*x.shape[:-2], tokens, weight.shape[-1] // (3 * heads)), weight.dtype)
+    return available() and proj[0].dtype == weight.dtype and supported(head, head, head)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def self_attention(heads: int, x: jax.Array, qkv: Map, proj: Map) -> jax.Array:
+    """Self-attention; arguments as in `kernels.attention`.
+
+    cuDNN reads q, k and v as three maps write them; of one map's result, XLA would copy the thirds.  JAX differentiates
+    cuDNN's attention for even numbers of tokens only, and a ViT has 197 or 257.  There x gets one more token, to which
+    no other attends, rather than q, k, v, the result and all their gradients.
+    """
+    return _around(heads, 0, x, qkv, proj)
+
+
+@self_attention.defjvp
+def _derivative(heads, arguments, slopes):
+    return jax.jvp(functools.partial(_around, heads, arguments[0].shape[-2] % 2), arguments, slopes)
+
+
+def _around(heads, padding, x, qkv, proj):
+    """Self-attention with `padding` more tokens inside."""
+    (weight, bias), (*batch, tokens, _) = qkv, x.shape
+    x = jnp.pad(x.astype(weight.dtype), [(0, 0)] * len(batch) + [(0, padding), (0, 0)])
+    biases = (None,) * 3 if bias is None else jnp.split(bias, 3)
+    maps = zip(jnp.split(weight, 3, axis=-1), biases, strict=True)
+    q, k, v = (linear(x, *one).reshape(-1, tokens + padding, heads, weight.shape[-1] // (3 * heads)) for one in maps)
+    lengths = jnp.full(len(k), tokens, jnp.int32) if padding else None
+    with jax.named_scope("attention"):
+        y = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+    return linear(y.reshape(*batch, tokens + padding, -1), *proj)[..., :tokens, :]

@@ -1,4 +1,4 @@
-"""Products of two arrays.
+"""Products of two arrays, and the linear map of tokens.
 
 In bfloat16 a product is a primitive, so that its form can depend on the platform.  Its gradients are such products too,
 with axes ordered like the factor's.  In float32 this pays only for fields.
@@ -21,6 +21,19 @@ LINEAR = "...c,cd->...d"  # a linear map of tokens
 # Marks products for `remat="dots"`, whose policy skips our own primitives and products with a batch axis, such as the
 # weighted sums of values in attention, which are small.
 kept = functools.partial(checkpoint_name, name="product")
+
+
+Map = tuple[jax.Array, jax.Array | None]  # a linear map: weight [C, D] and bias [D], or None
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
+    with jax.named_scope("linear"):
+        y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
+        if bias is None or bias.dtype == y.dtype:
+            return y if bias is None else y + bias
+        # Broadcast before casting: the gradient of b is then summed in the dtype of b, which may be wider.
+        return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
