@@ -83,7 +83,7 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalised(self.eps, x, self.scale[...], self.bias[...])
+        return _normalised(self.eps, x, (self.scale[...], self.bias[...]))
 
     @property
     def scales(self) -> tuple[jax.Array]:
@@ -97,12 +97,12 @@ class LayerNorm(nnx.Module):
 
 
 @functools.partial(recomputed, static_argnums=0)
-def _normalised(eps: float, x: jax.Array, scale: jax.Array | None = None, bias: jax.Array | None = None) -> jax.Array:
+def _normalised(eps: float, x: jax.Array, vectors: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
     with jax.named_scope("norm"):
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-        return (y if scale is None else y * scale + bias).astype(x.dtype)
+        return (y if vectors is None else y * vectors[0] + vectors[1]).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ It needs a GPU when a program is traced: a machine without a GPU lowers the refe
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,8 @@ from kernels.product import Map, linear
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 
 
-def supported(q: jax.Array, k: jax.Array, v: jax.Array) -> bool:
-    """Whether cuDNN supports these dtypes and head channels, and the batch is not empty."""
+def supported(q: Any, k: Any, v: Any) -> bool:
+    """Whether cuDNN supports the dtypes and head channels of these arrays, and the batch is not empty."""
     channels = q.shape[-1]
     if 0 in q.shape or channels > HEAD_CHANNELS or channels % 8 or channels != v.shape[-1]:
         return False

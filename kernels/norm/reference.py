@@ -1,5 +1,7 @@
 """Layer norm of a field in plain jnp, in at least float32: the definition."""
 
+import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -38,9 +40,10 @@ def inverse_deviation(field: Field, norm: Norm) -> jax.Array:
     return jax.lax.rsqrt((total + norm.eps) / order(field))
 
 
-def weighted_means(field, weights: tuple[float, ...]) -> jax.Array:
+def weighted_means(field: Iterable[jax.Array], weights: tuple[float, ...]) -> jax.Array:
     """The means over channels, weighted by kind and summed over the irreps: [*B, N, 1]."""
-    return sum(weight * a.mean(-1, keepdims=True).sum(0) for a, weight in zip(field, weights, strict=False))
+    means = (weight * a.mean(-1, keepdims=True).sum(0) for a, weight in zip(field, weights, strict=False))
+    return functools.reduce(jnp.add, means)
 
 
 def order(field: Field) -> int:
