@@ -1,10 +1,11 @@
 """A stack of blocks: blocks of the same structure have stacked parameters and run under `jax.lax.scan`."""
 
 import contextlib
+import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -33,6 +34,19 @@ Make = Callable[[nnx.Rngs], nnx.Module]
 Fold = Callable[[Any, Any, nnx.Module, Any], Any]
 
 
+_UNROLL = contextvars.ContextVar("unroll", default=False)  # the meaning of `unroll=None`
+
+
+@contextlib.contextmanager
+def unrolled(default: bool) -> Iterator[None]:
+    """A context in which stacks traced with `unroll=None` are unrolled, or not."""
+    token = _UNROLL.set(default)
+    try:
+        yield
+    finally:
+        _UNROLL.reset(token)
+
+
 class Stack(nnx.Module):
     """Blocks 0, 1, ..., grouped into runs of blocks of the same structure.
 
@@ -55,10 +69,13 @@ class Stack(nnx.Module):
       remat: "none" keeps all activations for the backward pass, "full" recomputes each block, "dots" keeps only the
         results of the large matrix products.
       unroll: write the blocks out without a scan, which zero-fills, writes and reads its saved activations.  A step is
-        faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.
+        faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.  None: as the context
+        `unrolled` says, for training on a GPU, and otherwise a scan.
     """
 
-    def __init__(self, runs: Iterable[tuple[int, Make]], *, remat: str = "none", unroll: bool = False, rngs: nnx.Rngs):
+    def __init__(
+        self, runs: Iterable[tuple[int, Make]], *, remat: str = "none", unroll: bool | None = None, rngs: nnx.Rngs
+    ):
         errors.one_of("Stack: remat", remat, REMAT)
         runs = [(length, make) for length, make in runs if length]
         self.remat, self.unroll = remat, unroll
@@ -85,7 +102,7 @@ class Stack(nnx.Module):
         return self.from_blocks(blocks, remat=self.remat, unroll=self.unroll)
 
     @classmethod
-    def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool = False) -> "Stack":
+    def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool | None = None) -> "Stack":
         """A stack of the given blocks."""
         return cls._of_groups([list(group) for _, group in itertools.groupby(blocks, _kind)], remat, unroll)
 
@@ -97,7 +114,7 @@ class Stack(nnx.Module):
         return self._of_groups([[self[i]] for i in range(len(self))], self.remat, unroll=True)
 
     @classmethod
-    def _of_groups(cls, groups: list[list[nnx.Module]], remat: str, unroll: bool) -> "Stack":
+    def _of_groups(cls, groups: list[list[nnx.Module]], remat: str, unroll: bool | None) -> "Stack":
         """A stack with a run for each group of blocks."""
         stack = cls((), remat=remat, unroll=unroll, rngs=Keys(0))
         stack.lengths = tuple(map(len, groups))
@@ -170,8 +187,9 @@ class Stack(nnx.Module):
             steps = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), steps)
             body = functools.partial(_several, block, begin, period)
         with taken:
-            loop = _written_out if self.unroll else jax.lax.scan
-            carried, changed = loop(self._with_remat(body, self.unroll), carried, steps, length=(end - begin) // period)
+            unroll = _UNROLL.get() if self.unroll is None else self.unroll
+            loop = _written_out if unroll else jax.lax.scan
+            carried, changed = loop(self._with_remat(body, unroll), carried, steps, length=(end - begin) // period)
         if period > 1:
             changed = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), changed)
         _write(self.runs[run], changed, None if end - begin == length else chosen)
