@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from kernels import gpus
+
 IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 # The kernels of "auto", by platform of `jax.lax.platform_dependent`: only kernels that have run on such a chip.
 PLATFORMS = {"cuda": "gpu"}
@@ -122,7 +124,8 @@ def run(
 def select(name: str, implementation: str, plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
     """Apply the implementation to arrays, or trees of arrays; "auto" is the platform's kernel or else `plain`.
 
-    GPU kernels are for Hopper; a program lowered for CUDA on a machine without a GPU is assumed to target Hopper.
+    GPU kernels are for Hopper; a program lowered for CUDA on a machine without a GPU is assumed to target Hopper, or
+    what `gpus.lowering_for` describes.
 
     Raises:
       ValueError: the implementation is neither "auto" nor a key of `kernels`.
@@ -136,9 +139,14 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
     return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
 
 
-@functools.cache
 def _hopper() -> bool:
-    """Whether "auto" may use GPU kernels, which need Hopper: False on a machine with another GPU."""
+    """Whether "auto" may use GPU kernels, which need Hopper: False for another GPU, described or of this machine."""
+    described = gpus.described()
+    return _machine_has_no_other() if described is None else described.capability == "9.0"
+
+
+@functools.cache
+def _machine_has_no_other() -> bool:
     device = jax.devices()[0]
     return device.platform != "gpu" or getattr(device, "compute_capability", None) == "9.0"
 

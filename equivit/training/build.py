@@ -191,7 +191,7 @@ def _on_mesh(mesh, teachers, stacks):
     """The arrays of the teachers on the mesh, and their shardings."""
     arrays = {name: logical.take(model, nnx.Variable) for name, model in teachers.items()}
     shardings = sharding.of_tree(mesh, arrays, stacks)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
+    if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
         return _at(arrays, shardings), shardings
     return jax.jit(lambda arrays: arrays, out_shardings=shardings)(jax.device_get(arrays)), shardings
 

@@ -5,6 +5,7 @@ Optimiser state and averaged weights are sharded like their parameters.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -25,21 +26,25 @@ class MeshConfig:
     fsdp: PositiveInt = 1
 
 
-def create_mesh(config: ConfigDict) -> Mesh:
-    """Arrange all devices in a mesh [data, fsdp]; `config.data=-1` uses the devices that remain after `fsdp`.
+def create_mesh(config: ConfigDict, devices: Sequence[Any] | None = None) -> Mesh:
+    """Arrange devices in a mesh [data, fsdp]; `config.data=-1` uses the devices that remain after `fsdp`.
+
+    Args:
+      devices: None: all of this run.
 
     Raises ValueError if the sizes do not multiply to the number of devices.
     """
-    devices = jax.device_count()
+    number = jax.device_count() if devices is None else len(devices)
     fsdp = config.fsdp
-    data = devices // fsdp if config.data == -1 else config.data
-    if data * fsdp != devices:
-        divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    data = number // fsdp if config.data == -1 else config.data
+    if data * fsdp != number:
+        divisors = [n for n in range(1, number + 1) if number % n == 0]
         raise ValueError(
-            f"mesh: data={config.data} and fsdp={fsdp} do not multiply to the {devices} devices here; "
+            f"mesh: data={config.data} and fsdp={fsdp} do not multiply to the {number} devices here; "
             f"fsdp may be one of {divisors} with data=-1."
         )
-    return jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))
+    kinds = (AxisType.Auto, AxisType.Auto)
+    return jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=kinds, devices=devices)
 
 
 def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
