@@ -251,7 +251,7 @@ def _batch(config, channels, mesh, *, training) -> dict[str, Any]:
         entries=objective.entries,
         transform=objective.transform_of(config),
     )
-    rows = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    rows = jax.sharding.NamedSharding(mesh, sharding.batch(mesh))
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in shapes.items()}
 
 

@@ -20,7 +20,7 @@ from kernels import gpus
 IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 # The kernels of "auto", by platform of `jax.lax.platform_dependent`: only kernels that have run on such a chip.
 PLATFORMS = {"cuda": "gpu"}
-BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
+BATCH_AXES = ("data", "hosts", "fsdp")  # mesh axes that the batch is sharded over
 AUTO = contextvars.ContextVar("implementation", default="auto")  # the meaning of "auto", set by `using`
 FUSED = ("tpu", "interpret")  # have kernels of whole branches, which have not yet run on a chip
 

@@ -154,7 +154,7 @@ def make_program(
         step,
         static_argnums=3,
         donate_argnums=0,
-        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.BATCH)),
+        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.batch(mesh))),
         out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
     )
     # Runs once.  At level 1 a CPU compiles it in a quarter of the time, draws the same bits and is as fast.

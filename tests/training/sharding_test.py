@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
 from equivit import logical
@@ -15,6 +15,44 @@ from equivit.targets import collectives, program
 from equivit.training import sharding
 from kernels import gathering
 from tests.training import tiny
+
+
+def mesh_of(**sizes):
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacked", "split"),
+    [
+        ((6, 16, 40), 1, (None, None, ("fsdp", "hosts"))),
+        ((8, 6, 20), 1, (None, "hosts", "fsdp")),  # 20 / 4, 6 / 2
+        ((4, 2, 6, 12, 2), 2, (None, None, "hosts", "fsdp")),  # the largest that is left
+        ((2, 4, 3), 1, (None, "fsdp")),
+        ((8, 3, 5), 1, ()),  # the axis of a stack stays whole
+        ((8,), 1, ()),
+        ((), 0, ()),
+        ((0, 8), 0, ()),
+    ],
+)
+def test_what_arrays_are_split_along(shape, stacked, split):
+    mesh = mesh_of(data=1, hosts=2, fsdp=4)
+    (found,) = sharding.of_tree(mesh, {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}, {"x": stacked}).values()
+    assert found.spec == PartitionSpec(*split)
+
+
+def test_without_hosts_one_axis_is_split():
+    shapes = {"x": jax.ShapeDtypeStruct((6, 16, 40), jnp.float32), "y": jax.ShapeDtypeStruct((6, 20), jnp.float32)}
+    found = sharding.of_tree(mesh_of(data=1, fsdp=8), shapes, {})
+    assert [found[name].shard_shape(a.shape) for name, a in shapes.items()] == [(6, 16, 5), (6, 20)]
+
+
+@pytest.mark.parametrize(("fsdp", "sizes"), [(1, {}), (8, {}), (12, {}), (16, dict(hosts=2)), (64, dict(hosts=8))])
+def test_hosts_of_a_mesh(fsdp, sizes):
+    devices = [jax.devices()[0]] * (2 * fsdp)
+    mesh = sharding.create_mesh(tiny.config(mesh=dict(fsdp=fsdp)).mesh, devices)
+    assert dict(mesh.shape) == {"data": 2, **sizes, "fsdp": 8 if sizes else fsdp}
+    assert sharding.batch(mesh) == PartitionSpec(tuple(mesh.axis_names))
+
 
 VIT = dict(width=64, num_heads=4, depth=2)
 MODELS = {
@@ -28,7 +66,7 @@ def moved(name, **options):
     """Elements of the largest array that moves between 8 devices in a gradient, of a parameter, and of activations."""
     model = zoo.abstract(name, image_size=(32, 32), patch_size=4, **MODELS[name], **options)
     batch, mesh = 64, sharding.create_mesh(tiny.config(mesh=dict(data=1, fsdp=8)).mesh)
-    arrays, rows = logical.take(model), NamedSharding(mesh, sharding.BATCH)
+    arrays, rows = logical.take(model), NamedSharding(mesh, sharding.batch(mesh))
     shardings = sharding.of_tree(mesh, arrays, logical.stack_axes(model))
     split = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[name]) for name, a in arrays.items()}
     images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32, sharding=rows)
