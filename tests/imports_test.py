@@ -24,6 +24,7 @@ ALLOWED = {
     "derivatives": set(),
     "symmetry": {"errors", "derivatives"},
     "kernels": {"derivatives"},
+    "targets": {"errors", "kernels"},
     "data": {"archives", "errors", "intervals", "constraints", "sections"},
     "layers": {"errors", "derivatives", "symmetry", "kernels"},
     "logical": {"layers"},

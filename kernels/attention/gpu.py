@@ -1,6 +1,7 @@
 """cuDNN's flash attention, for NVIDIA GPUs.
 
-It needs a GPU when a program is traced: a machine without a GPU lowers the reference for CUDA.
+It needs a GPU when a program is traced: a machine without a GPU lowers the reference for CUDA, unless
+`gpus.lowering_for` describes one.
 """
 
 import functools
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels import gpus
 from kernels.product import Map, linear
 
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
@@ -22,9 +24,13 @@ def supported(q: Any, k: Any, v: Any) -> bool:
     return {q.dtype, k.dtype, v.dtype} in ({jnp.dtype("bfloat16")}, {jnp.dtype("float16")})
 
 
-@functools.cache
 def available() -> bool:
-    """Whether this machine has a GPU that runs cuDNN."""
+    """Whether programs are lowered for a GPU that runs cuDNN: one that is described, or this machine's."""
+    return gpus.described() is not None or _machine_has_it()
+
+
+@functools.cache
+def _machine_has_it() -> bool:
     return jax.default_backend() == "gpu" and "cuda" in jax.devices()[0].client.platform_version.lower()
 
 

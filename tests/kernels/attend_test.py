@@ -12,6 +12,7 @@ import pytest
 from equivit import models
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
+from kernels import gpus
 from kernels.attention import attend, gpu, self_attention, side_by_side, weights
 from tests.drawing import normal
 
@@ -91,6 +92,20 @@ def test_a_machine_without_a_gpu_lowers_plain_products_for_cuda():
     q = jax.ShapeDtypeStruct((2, 3, 7, 64), jnp.bfloat16)
     text = jax.jit(attend).trace(q, q, q).lower(lowering_platforms=("cuda",)).as_text()
     assert "cudnn" not in text and "dot_general" in text
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_a_described_gpu_has_cudnn(capability):
+    """Without a GPU, for gradients too; outside of the context the machine decides again."""
+    q = jax.ShapeDtypeStruct((2, 3, 8, 64), jnp.bfloat16)
+
+    def text():
+        gradient = jax.jit(jax.grad(lambda q: attend(q, q, q).astype(jnp.float32).sum()))
+        return gradient.trace(q).lower(lowering_platforms=("cuda",)).as_text()
+
+    with gpus.lowering_for(gpus.Gpu(capability, 91000)):
+        assert "__cudnn$fmhaSoftmaxBackward" in text()
+    assert "cudnn" not in text()
 
 
 def test_the_cudnn_branch_concerns_cuda_only(monkeypatch):
