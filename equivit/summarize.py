@@ -219,6 +219,7 @@ def _forward_pass(config, model, mesh, batch):
 
     from equivit import logical, precision
     from equivit.data.pixels import normalize
+    from equivit.layers.stack import used
     from equivit.training import sharding
 
     arrays = jax.eval_shape(logical.take, model)
@@ -227,7 +228,7 @@ def _forward_pass(config, model, mesh, batch):
 
     @jax.jit
     def forward(model, images):
-        model = precision.cast(model, config.precision)
+        model = used(model, precision.AtUse(config.precision))
         return _forward(model, normalize(images, config.data.mean, config.data.std))
 
     return forward.lower(logical.put(model, on_mesh), batch["image"])

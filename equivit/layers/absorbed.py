@@ -55,5 +55,5 @@ def _wide(weight):
 
 def _holding(linear, weights, bias):
     """A copy of a map with other arrays; its weights keep their dtype."""
-    rounded = (w.astype(old.dtype) for w, old in zip(weights, linear.arrays()[0], strict=True))
-    return linear.holding(tuple(rounded), bias)
+    pairs = zip(weights, linear.arrays()[0], strict=True)
+    return linear.holding(tuple(w.astype(old.dtype) for w, old in pairs), bias)

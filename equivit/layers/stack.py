@@ -18,7 +18,6 @@ from equivit.layers.batch_stats import check_taken, recording
 from equivit.layers.dropout import Key
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
-from kernels import gathering
 
 REMAT = {
     "none": None,
@@ -81,6 +80,7 @@ class Stack(nnx.Module):
         errors.one_of("Stack: remat", remat, REMAT)
         runs = [(length, make) for length, make in runs if length]
         self.remat, self.unroll = remat, unroll
+        self.use: Callable[[Any], Any] | None = None  # set by `used`
         self.lengths = tuple(length for length, _ in runs)
         self.runs = nnx.List([_stacked(length, make, rngs) for length, make in runs])
 
@@ -95,7 +95,8 @@ class Stack(nnx.Module):
     def __getitem__(self, index: int) -> Any:
         self.check(index)
         run, offset = next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
-        return jax.tree.map(lambda a: a[offset], self.runs[run])
+        block = jax.tree.map(lambda a: a[offset], self.runs[run])
+        return block if self.use is None else self.use(block)
 
     def replace(self, index: int, block: nnx.Module) -> "Stack":
         """A stack with `block` at `index`; neighbouring blocks of the same structure and shapes share a run."""
@@ -154,7 +155,8 @@ class Stack(nnx.Module):
             runs or calls.  None disables dropout and stochastic depth.
         """
         stop = len(self) if stop is None else stop
-        block = functools.partial(_call, phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
+        options = dict(phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
+        block = functools.partial(_call, use=self.use, **options)
         for run, begin, end, period in self._segments(start, stop, phases):
             x, carry = self.apply(run, begin, end, period, (x, carry), rates, block)
         return x, carry
@@ -179,7 +181,7 @@ class Stack(nnx.Module):
         if end - begin == 1:
             step = (begin, None if rates is None else rates[begin], jax.tree.map(lambda a: a[offset], part))
             with taken:
-                carried, changed = self._with_remat(functools.partial(block, phase=begin), True)(carried, step)
+                carried, changed = self._with_remat(functools.partial(block, phase=begin), True, part)(carried, step)
             _write(part, {name: value[None] for name, value in changed.items()}, chosen)
             return carried
         part = part if end - begin == length else jax.tree.map(lambda a: a[chosen], part)
@@ -191,34 +193,45 @@ class Stack(nnx.Module):
         with taken:
             unroll = _UNROLL.get() if self.unroll is None else self.unroll
             loop = _written_out if unroll else jax.lax.scan
-            carried, changed = loop(self._with_remat(body, unroll), carried, steps, length=(end - begin) // period)
+            carried, changed = loop(
+                self._with_remat(body, unroll, part), carried, steps, length=(end - begin) // period
+            )
         if period > 1:
             changed = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), changed)
         _write(self.runs[run], changed, None if end - begin == length else chosen)
         return carried
 
-    def _with_remat(self, body: Callable, prevent_cse: bool) -> Callable:
+    def _with_remat(self, body: Callable, unrolled: bool, part: nnx.Module) -> Callable:
         policy = REMAT[self.remat]
-        return body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=prevent_cse)
+        if policy is None and self.use is not None and not unrolled:
+            parameters = frozenset(_size(a.shape[1:]) for a in jax.tree.leaves(part))
+            policy = functools.partial(_depends_on_tokens, parameters)
+        return body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
         check_blocks("Stack", indices, len(self))
 
 
-def gathered_outside(module: M) -> M:
-    """Gather all arrays of a module on every device but those of its stacks, which gather one block at a time."""
-    if not gathering.needed():
-        return module
-    stacks = [path for path, part in nnx.iter_modules(module) if isinstance(part, Stack)]
-    graph, state = nnx.split(module)
+def used(module: M, use: Callable[[Any], Any]) -> M:
+    """A copy whose parameters pass through `use` where they are used: those of a stack one block at a time.
 
-    def whole(path, variable):
-        inside = any(path[: len(stack)] == stack for stack in stacks)
-        return variable if inside else variable.replace(gathering.gathered(variable.get_value()))
+    Args:
+      use: maps a module to one of the same structure; hashable, as it becomes a part of that structure.
+    """
+    stacks = [path for path, part in nnx.iter_modules(module) if isinstance(part, Stack)]
+    graph, state = nnx.split(use(module))
+    before = dict(nnx.to_flat_state(nnx.state(module)))
+
+    def choose(path, variable):
+        return before[path] if any(path[: len(stack)] == stack for stack in stacks) else variable
 
     flat = nnx.to_flat_state(state)
-    return nnx.merge(graph, nnx.from_flat_state([(path, whole(path, variable)) for path, variable in flat]))
+    result = nnx.merge(graph, nnx.from_flat_state([(path, choose(path, variable)) for path, variable in flat]))
+    for _, part in nnx.iter_modules(result):
+        if isinstance(part, Stack):
+            part.use = use
+    return result
 
 
 def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterable[int], start: int, stop: int) -> Any:
@@ -262,9 +275,22 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
             raise IndexError(f"{name}: there is no block {index}; the blocks are 0 to {depth - 1}.")
 
 
-def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
+def _depends_on_tokens(parameters, primitive, *operands, **_):
+    """The policy of "none" in a scan: what is computed from parameters alone is computed again.
+
+    Kept, a scan would stack it: a second copy of all parameters, rounded or multiplied.
+    """
+    return not {_size(a.shape) for a in operands} <= parameters | {()}
+
+
+def _size(shape):
+    return tuple(n for n in shape if n > 1)
+
+
+def _call(carried, step, *, phase, phases, use, layout, shared, fold, train, key):
     """One block as the body of `lax.scan`: x and the carry, then the changed variables."""
-    (x, carry), (index, rate, block) = carried, gathering.gathered(step)
+    (x, carry), (index, rate, block) = carried, step
+    block = block if use is None else use(block)
     key = None if key is None else jax.random.fold_in(key, index)
     options: dict[str, Any] = dict(rate=0.0 if rate is None else rate, train=train, key=key)
     options |= dict(phase=phase % phases) if phases > 1 else {}

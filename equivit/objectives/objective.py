@@ -17,7 +17,7 @@ from equivit import errors, logical, precision
 from equivit.data.batches import MakeTransform
 from equivit.data.pixels import normalize
 from equivit.data.transforms import Train
-from equivit.layers.stack import gathered_outside
+from equivit.layers.stack import used
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
 from equivit.models.model import Config, check_input
@@ -159,8 +159,7 @@ class Objective:
 
         A loss uses it to compute with other parameters, such as averages.
         """
-        module = precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
-        return gathered_outside(module)
+        return used(logical.put(module, arrays), precision.AtUse(self.config.get("precision", "float32")))
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
         """Warnings about the mean metrics since the last call, such as failed training."""

@@ -48,20 +48,22 @@ def _cast(result, field):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _standardised(norm, field):
-    # On a GPU one pass finds sigma; otherwise the passes over lines and over planes would each read both.
-    return _divided(field, stored(reference.inverse_deviation(field, norm)))
+    return _with_inverse(norm, field)[0]
+
+
+def _with_inverse(norm, field):
+    """The standardised field and 1 / sigma, which on a GPU one pass finds: otherwise two would each read all."""
+    parts = reference.centred(field)
+    inverse = stored(reference.inverse_deviation(parts, norm))
+    return tuple(a * inverse for a in parts), inverse
 
 
 @_standardised.defjvp
 def _derivative(norm, fields, slopes):
     (field,), (slope,) = fields, slopes
-    inverse = stored(reference.inverse_deviation(field, norm))
+    y, inverse = _with_inverse(norm, field)
     forward, backward = (functools.partial(projected, norm) for projected in (_slope, _pullback))
-    return _divided(field, inverse), linear(forward, backward, (field, inverse), slope)
-
-
-def _divided(field, inverse):
-    return tuple(a * inverse for a in reference.centred(field))
+    return y, linear(forward, backward, (field, inverse), slope)
 
 
 # For x' = x - mean(x), y = x' / sigma and sigma^2 = (sum_i w_i mean(x_i'^2) + eps) / order:
@@ -81,7 +83,7 @@ def _pullback(norm, residuals, slopes):
 
 def _projected(residuals, slopes, summed, subtracted):
     field, inverse = residuals
-    y, centred = _divided(field, inverse), reference.centred(slopes)
+    y, centred = [a * inverse for a in reference.centred(field)], reference.centred(slopes)
     total = reference.weighted_means((a * b for a, b in zip(y, centred, strict=True)), summed)
     total = stored(total / reference.order(field))
     return tuple(inverse * (b - a * (weight * total)) for a, b, weight in zip(y, centred, subtracted, strict=False))

@@ -24,8 +24,9 @@ def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field
 
 def standardise(field: Field, norm: Norm) -> Field:
     """Centre each irrep and divide by the common standard deviation of the token."""
-    inverse = inverse_deviation(field, norm)
-    return tuple(a * inverse for a in centred(field))
+    parts = centred(field)
+    inverse = inverse_deviation(parts, norm)
+    return tuple(a * inverse for a in parts)
 
 
 def centred(field: Field) -> Field:
@@ -34,10 +35,13 @@ def centred(field: Field) -> Field:
     return tuple(a - a.mean(-1, keepdims=True) for a in wide)
 
 
-def inverse_deviation(field: Field, norm: Norm) -> jax.Array:
-    """1 / sigma of each token, [*B, N, 1], with sigma^2 = (sum of weighted variances + eps) / order of the group."""
-    total = weighted_means((jnp.square(a) for a in centred(field)), (1.0, norm.row_weight))
-    return jax.lax.rsqrt((total + norm.eps) / order(field))
+def inverse_deviation(parts: Field, norm: Norm) -> jax.Array:
+    """1 / sigma of each token of a centred field, [*B, N, 1].
+
+    sigma^2 = (sum of weighted variances + eps) / order of the group.
+    """
+    total = weighted_means((jnp.square(a) for a in parts), (1.0, norm.row_weight))
+    return jax.lax.rsqrt((total + norm.eps) / order(parts))
 
 
 def weighted_means(field: Iterable[jax.Array], weights: tuple[float, ...]) -> jax.Array:

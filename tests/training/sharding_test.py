@@ -9,8 +9,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
 from equivit import logical
-from equivit.layers.stack import gathered_outside
+from equivit.layers.stack import used
 from equivit.models import zoo
+from equivit.precision import AtUse
 from equivit.targets import collectives, program
 from equivit.training import sharding
 from kernels import gathering
@@ -72,7 +73,7 @@ def moved(name, **options):
     images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32, sharding=rows)
 
     def loss(arrays, images):
-        return jnp.square(gathered_outside(logical.put(model, arrays))(images)).mean()
+        return jnp.square(used(logical.put(model, arrays), AtUse("float32"))(images)).mean()
 
     # The equations: forms for a CPU put the axis of an irrep and the batch into one, which makes the batch move.
     with jax.set_mesh(mesh), kernels.using("reference"):
