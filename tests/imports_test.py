@@ -22,7 +22,7 @@ ALLOWED = {
     "trained_on": {"errors"},
     "safetensors_files": {"errors", "files"},
     "derivatives": set(),
-    "symmetry": {"errors", "derivatives"},
+    "symmetry": {"errors", "derivatives", "kernels"},
     "kernels": {"derivatives"},
     "targets": {"errors", "kernels"},
     "data": {"archives", "errors", "intervals", "constraints", "sections"},
