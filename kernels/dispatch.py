@@ -20,7 +20,7 @@ IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 PLATFORMS = {"cuda": "gpu"}
 BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
 AUTO = contextvars.ContextVar("implementation", default="auto")  # the meaning of "auto", set by `using`
-FUSED = ("tpu", "interpret")  # have kernels of whole branches, which have not yet run on a chip
+FUSED = ("tpu", "gpu", "interpret")  # have kernels for whole branches, which have not yet run on a chip
 
 
 @contextlib.contextmanager
@@ -131,14 +131,14 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
         if implementation not in kernels:
             raise no_kernel(name, implementation, arrays)
         return kernels[implementation](*arrays)
-    known = kernels if _hopper() else {key: kernel for key, kernel in kernels.items() if key != "gpu"}
+    known = kernels if hopper() else {key: kernel for key, kernel in kernels.items() if key != "gpu"}
     branches = {platform: known[key] for platform, key in PLATFORMS.items() if key in known}
     return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
 
 
 @functools.cache
-def _hopper() -> bool:
-    """Whether "auto" may use GPU kernels, which need Hopper: False on a machine with another GPU."""
+def hopper() -> bool:
+    """Whether GPU kernels, which need Hopper, may be chosen: False on a machine with another GPU."""
     device = jax.devices()[0]
     return device.platform != "gpu" or getattr(device, "compute_capability", None) == "9.0"
 

@@ -1,0 +1,81 @@
+"""The first linear map of an octic MLP and its GELU on a Hopper GPU: `rows.multiply` with a GELU of whole fields."""
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from kernels.hopper import rows
+from kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+from kernels.pointwise import octic_gelu
+
+WIDTH = 32  # channels of a tile: its eight components take half of a thread's registers
+COLUMNS = Columns(WIDTH, 2 * WIDTH, (2 * WIDTH, 0, 0), WIDTH)
+STAGE_BYTES = 2 * 4 * ROWS * WIDTH  # of a warpgroup: the lines of a tile, and after them its planes
+
+
+def default_ring(c: int) -> Ring | None:
+    """The ring buffer for C channels; None if shared memory does not hold the rows."""
+    return rows.default_ring(c, COLUMNS, STAGE_BYTES)
+
+
+def supported(c: int, f: int, dtype: DTypeLike) -> bool:
+    """Whether the kernel supports a map from C to F channels."""
+    whole = f % WIDTH == 0 and f >= COMPUTE * WIDTH
+    return jnp.dtype(dtype) == jnp.bfloat16 and whole and default_ring(c) is not None
+
+
+def forward(
+    lines: jax.Array,
+    planes: jax.Array,
+    w_lines: jax.Array,
+    w_planes: jax.Array,
+    bias: jax.Array,
+    *,
+    ring: Ring | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """GELU in the regular basis of the linear map.
+
+    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
+
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
+      -> lines [4, M, F], planes [2, M, 2F].
+    """
+    (_, m, c), f, dtype = lines.shape, w_lines.shape[-1], lines.dtype
+    padded = m + -m % 8
+    padding = ((0, 0), (0, padded - m), (0, 0))
+    out = (jax.ShapeDtypeStruct((4, padded, f), dtype), jax.ShapeDtypeStruct((2, padded, 2 * f), dtype))
+    stage = rows.swizzled(COMPUTE, 4, ROWS, WIDTH, unit=WIDTH)
+    epilogue = Epilogue("octic_mlp_gelu", COLUMNS, out, stage, STAGE_BYTES, _store)
+    weights = w_lines, _side_by_side(w_planes, f), bias.reshape(-1, WIDTH)
+    results = rows.multiply(
+        epilogue, ring or default_ring(c), jnp.pad(lines, padding), jnp.pad(planes, padding), *weights
+    )
+    return tuple(y[:, :m] for y in results)
+
+
+def _side_by_side(w_planes, f):
+    """w_planes [2C, 2F] as [2, C, 2F], with the channels of both copies in a tile adjacent."""
+    w_planes = w_planes.reshape(2, -1, 2, f // WIDTH, WIDTH)
+    return w_planes.swapaxes(2, 3).reshape(2, -1, 2 * f)
+
+
+def _store(sums, stage, results, row, column):
+    lines, planes = results
+    *h, row_1, row_2 = sums
+    y = octic_gelu([*h, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]])
+    window, channel = pl.ds(row, ROWS), column * WIDTH
+
+    def put(components):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before is stored
+        for i, component in enumerate(components):
+            stage[i] = component.astype(stage.dtype)
+        plgpu.commit_smem()
+
+    put(y[:4])
+    plgpu.copy_smem_to_gmem(stage, lines.at[:, window, pl.ds(channel, WIDTH)])
+    put(y[4:])
+    for copy in range(2):
+        target = planes.at[:, window, pl.ds(copy * (planes.shape[-1] // 2) + channel, WIDTH)]
+        plgpu.copy_smem_to_gmem(stage.at[pl.ds(2 * copy, 2)], target, commit_group=copy == 1)
