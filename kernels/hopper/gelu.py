@@ -34,25 +34,22 @@ def forward(
     bias: jax.Array,
     *,
     ring: Ring | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """GELU in the regular basis of the linear map.
+) -> jax.Array:
+    """GELU in the regular basis of the linear map, by components, as `residual.forward` takes them.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
-    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
-      -> lines [4, M, F], planes [2, M, 2F].
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F] -> [8, M, F].
     """
     (_, m, c), f, dtype = lines.shape, w_lines.shape[-1], lines.dtype
     padded = m + -m % 8
     padding = ((0, 0), (0, padded - m), (0, 0))
-    out = (jax.ShapeDtypeStruct((4, padded, f), dtype), jax.ShapeDtypeStruct((2, padded, 2 * f), dtype))
+    out = jax.ShapeDtypeStruct((8, padded, f), dtype)
     stage = rows.swizzled(COMPUTE, 4, ROWS, WIDTH, unit=WIDTH)
     epilogue = Epilogue("octic_mlp_gelu", COLUMNS, out, stage, STAGE_BYTES, _store)
     weights = w_lines, _side_by_side(w_planes, f), bias.reshape(-1, WIDTH)
-    results = rows.multiply(
-        epilogue, ring or default_ring(c), jnp.pad(lines, padding), jnp.pad(planes, padding), *weights
-    )
-    return tuple(y[:, :m] for y in results)
+    fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
+    return rows.multiply(epilogue, ring or default_ring(c), *fields, *weights)[:, :m]
 
 
 def _side_by_side(w_planes, f):
@@ -62,20 +59,12 @@ def _side_by_side(w_planes, f):
 
 
 def _store(sums, stage, results, row, column):
-    lines, planes = results
     *h, row_1, row_2 = sums
     y = octic_gelu([*h, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]])
-    window, channel = pl.ds(row, ROWS), column * WIDTH
-
-    def put(components):
+    for half in range(2):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before is stored
-        for i, component in enumerate(components):
-            stage[i] = component.astype(stage.dtype)
+        for i in range(4):
+            stage[i] = y[4 * half + i].astype(stage.dtype)
         plgpu.commit_smem()
-
-    put(y[:4])
-    plgpu.copy_smem_to_gmem(stage, lines.at[:, window, pl.ds(channel, WIDTH)])
-    put(y[4:])
-    for copy in range(2):
-        target = planes.at[:, window, pl.ds(copy * (planes.shape[-1] // 2) + channel, WIDTH)]
-        plgpu.copy_smem_to_gmem(stage.at[pl.ds(2 * copy, 2)], target, commit_group=copy == 1)
+        target = results[0].at[pl.ds(4 * half, 4), pl.ds(row, ROWS), pl.ds(column * WIDTH, WIDTH)]
+        plgpu.copy_smem_to_gmem(stage, target)

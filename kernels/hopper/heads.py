@@ -107,21 +107,24 @@ def order(c: int) -> np.ndarray:
     return np.array(vectors)
 
 
-def apart(y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Head vectors [M, H, 8c] in the order of `order` as a field, lines [4, M, H c] and planes [2, M, 2 H c]."""
+def apart(y: jax.Array) -> jax.Array:
+    """Head vectors [M, H, 8c] in the order of `order` by components, [8, M, H c], as `residual.forward` takes them."""
     m, heads, width = y.shape
-    lines, planes = _places(width // 8, heads)
-    return tuple(jnp.moveaxis(y.reshape(m, -1)[:, index], 1, 0) for index in (lines, planes))
+    return jnp.moveaxis(y.reshape(m, -1)[:, _places(width // 8, heads)], 1, 0)
 
 
 def _places(c, heads):
-    """The place of each channel of a field among the head vectors of a row: lines [4, H c] and planes [2, 2 H c]."""
+    """The place of each channel of a component among the head vectors of a row, [8, H c]."""
     vectors = order(c)
     channels = vectors[..., 1] + np.array([0, c, 2 * c, 3 * c, 4 * c, 6 * c])[vectors[..., 0]]
     of_tile = np.argsort(channels, axis=-1) + 8 * c * np.arange(len(vectors))[:, None]
     places = (8 * c * np.arange(0, heads, len(vectors))[:, None, None] + of_tile).reshape(heads, 8 * c)
     lines, planes = np.split(places, 2, axis=1)
-    return tuple(a.reshape(heads, k, -1).swapaxes(0, 1).reshape(k, -1) for a, k in ((lines, 4), (planes, 2)))
+    lines = lines.reshape(heads, 4, c).swapaxes(0, 1).reshape(4, -1)
+    planes = (
+        planes.reshape(heads, 2, -1).swapaxes(0, 1).reshape(2, 2, -1)
+    )  # row, copy: half of the channels of all heads
+    return np.concatenate([lines, planes.swapaxes(0, 1).reshape(4, -1)])
 
 
 def _arranged(w_lines, w_planes, bias, c):

@@ -52,8 +52,7 @@ def default_tile(f: int, c: int, stream: DTypeLike) -> Tile:
 def forward(
     x_lines: jax.Array,
     x_planes: jax.Array,
-    h_lines: jax.Array,
-    h_planes: jax.Array,
+    h: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
     bias: jax.Array,
@@ -66,18 +65,19 @@ def forward(
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs copies.
 
-    Shapes: x lines [4, M, C] and planes [2, M, 2C], h lines [4, M, F] and planes [2, M, 2F], w_lines [4, F, C],
-    w_planes [2F, 2C], bias [C], scale_lines [4, C], scale_planes [2C] -> the shapes and dtype of x.
+    Shapes: x_lines [4, M, C], x_planes [2, M, 2C], h [8, M, F] by components (A1, A2, B1, B2, then rows of the first
+    copy of E, then of the second), w_lines [4, F, C], w_planes [2F, 2C], bias [C], scale_lines [4, C], scale_planes
+    [2C] -> the shapes and dtype of x.
     """
     m = x_lines.shape[1]
-    fields = [jnp.pad(a, ((0, 0), (0, -m % 8), (0, 0))) for a in (x_lines, x_planes, h_lines, h_planes)]
+    fields = [jnp.pad(a, ((0, 0), (0, -m % 8), (0, 0))) for a in (x_lines, x_planes, h)]
     tile = tile or default_tile(*w_lines.shape[1:], x_lines.dtype)
     vectors = (a.reshape(-1, a.shape[-1]).astype(jnp.float32) for a in (scale_lines, scale_planes, bias))
     return tuple(y[:, :m] for y in _whole_tiles(tile, *fields, w_lines, w_planes, *vectors))
 
 
-def _whole_tiles(tile, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *vectors):
-    (_, m, c), f, dtype = x_lines.shape, h_lines.shape[-1], h_lines.dtype
+def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
+    (_, m, c), f, dtype = x_lines.shape, h.shape[-1], h.dtype
     tiles = _Tiles(-(-m // (ROWS * COMPUTE * CLUSTER)), c // tile.width, f // tile.depth, tile)
 
     def smem(*shape, dtype=dtype):
@@ -108,7 +108,7 @@ def _whole_tiles(tile, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, 
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and write what they alone read
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *vectors)
+    )(x_lines, x_planes, h, w_lines, w_planes, *vectors)
 
 
 class _Tiles(NamedTuple):
@@ -150,7 +150,7 @@ class _Tiles(NamedTuple):
         pl.when(number >= self.planes)(lambda: call(False, number - self.planes))
 
 
-def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs):
+def _body(tiles, x_lines, x_planes, h, w_lines, w_planes, *refs):
     (scale_lines, scale_planes, bias), (y_lines, y_planes), scratch = refs[:3], refs[3:5], refs[5:]
     h_smem, w_smem, x_smem, vectors_smem, x_loaded, loaded, consumed = scratch
     width, depth, slots = tiles.tile
@@ -163,14 +163,15 @@ def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs)
         @pl.loop(0, tiles.steps * (1 + planes))
         def _(k):
             step = first + k
-            slot, inner = step % slots, pl.ds(k * depth, depth)
+            slot, inner = step % slots, pl.ds(k % tiles.steps * depth, depth)
             pl.when(step >= slots)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-            h, w = (h_planes, w_planes) if planes else (h_lines, w_lines.at[component])
+            source = 4 + 2 * (k // tiles.steps) + component if planes else component
             for i in range(COMPUTE):
                 rows = pl.ds(row + i * ROWS, ROWS)
-                plgpu.copy_gmem_to_smem(h.at[component, rows, inner], h_smem.at[slot, i], loaded.at[slot])
-            columns = pl.ds(column * width, width)
-            plgpu.copy_gmem_to_smem(w.at[inner, columns], w_smem.at[slot], loaded.at[slot], collective_axes="cluster")
+                plgpu.copy_gmem_to_smem(h.at[source, rows, inner], h_smem.at[slot, i], loaded.at[slot])
+            w = w_planes if planes else w_lines.at[component]
+            window = pl.ds(k * depth, depth), pl.ds(column * width, width)
+            plgpu.copy_gmem_to_smem(w.at[window], w_smem.at[slot], loaded.at[slot], collective_axes="cluster")
 
     def compute(n, planes, component, row, column):
         x_tile, (scale_tile, bias_tile) = x_smem.at[warpgroup], (vectors_smem.at[warpgroup, i] for i in range(2))

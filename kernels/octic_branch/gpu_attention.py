@@ -32,5 +32,5 @@ def forward(
     of_images = (a.reshape(-1, lines.shape[-2], *a.shape[1:]).swapaxes(1, 2) for a in qkv)
     attended = attend(*of_images).swapaxes(1, 2)
     apart = heads_kernel.apart(attended.reshape(-1, *attended.shape[2:]))
-    y = residual.forward(*x, *apart, *w.second[0], w.second_bias, w.scale_lines, w.scale_planes)
+    y = residual.forward(*x, apart, *w.second[0], w.second_bias, w.scale_lines, w.scale_planes)
     return y[0].reshape(lines.shape), y[1].reshape(planes.shape)

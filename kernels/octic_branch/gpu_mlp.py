@@ -31,5 +31,5 @@ def forward(lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm
     """The branch; arrays as in `octic_mlp`."""
     w, x = Weights(*weights), (gpu.rows(lines), gpu.rows(planes))
     hidden = gelu.forward(*gpu.normed(*x, w, norm), *w.first[0], w.first_bias)
-    y = residual.forward(*x, *hidden, *w.second[0], w.second_bias, w.scale_lines, w.scale_planes)
+    y = residual.forward(*x, hidden, *w.second[0], w.second_bias, w.scale_lines, w.scale_planes)
     return y[0].reshape(lines.shape), y[1].reshape(planes.shape)
