@@ -18,6 +18,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from kernels.hopper import best
+
+NAME = "octic_residual"
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 CLUSTER = 2  # blocks
 ROWS = 64  # per warpgroup, as in one tensor core instruction
@@ -42,11 +45,22 @@ class Tile(NamedTuple):
     slots: int
 
 
+def tiles(f: int, c: int, stream: DTypeLike) -> list[Tile]:
+    """Tiles of whole units that divide C, the widest first, with the most slots that fit beside them."""
+    found = []
+    for width in range(min(c, WIDEST) // UNIT * UNIT, 0, -UNIT):
+        held = COMPUTE * width * (ROWS * jnp.dtype(stream).itemsize + 2 * 4) + 1024  # barriers take less than 1024
+        for depth in (32, 64):
+            slots = min((SHARED_BYTES - held) // (2 * depth * (COMPUTE * ROWS + width)), MOST_SLOTS)
+            if c % width == 0 and f % depth == 0 and slots >= 2:
+                found.append(Tile(width, depth, slots))
+    return found
+
+
 def default_tile(f: int, c: int, stream: DTypeLike) -> Tile:
-    """The widest tile of whole units that divides C, and as many steps as fit beside it in shared memory."""
-    width, depth = max(w for w in range(UNIT, WIDEST + 1, UNIT) if c % w == 0), UNIT
-    held = COMPUTE * width * (ROWS * jnp.dtype(stream).itemsize + 2 * 4) + 1024  # barriers take less than 1024 bytes
-    return Tile(width, depth, min((SHARED_BYTES - held) // (2 * depth * (COMPUTE * ROWS + width)), MOST_SLOTS))
+    """The tile that was fastest on a card, or else the widest, with the most slots."""
+    measured = best.tile(NAME, f, c, jnp.dtype(stream).name)
+    return Tile(*measured) if measured else tiles(f, c, stream)[0]
 
 
 def forward(
@@ -78,7 +92,7 @@ def forward(
 
 def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
     (_, m, c), f, dtype = x_lines.shape, h.shape[-1], h.dtype
-    tiles = _Tiles(-(-m // (ROWS * COMPUTE * CLUSTER)), c // tile.width, f // tile.depth, tile)
+    grid = _Tiles(-(-m // (ROWS * COMPUTE * CLUSTER)), c // tile.width, f // tile.depth, tile)
 
     def smem(*shape, dtype=dtype):
         """Shared memory in the tensor cores' layout: tiles of 8 x UNIT, with 16-byte units swizzled."""
@@ -86,7 +100,7 @@ def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
         return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, UNIT)), swizzle))
 
     return plgpu.kernel(
-        functools.partial(_body, tiles),
+        functools.partial(_body, grid),
         out_type=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (x_lines, x_planes)),
         scratch_types=[
             smem(tile.slots, COMPUTE, ROWS, tile.depth),
@@ -97,13 +111,13 @@ def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
             plgpu.Barrier(num_arrivals=COMPUTE + 1, num_barriers=tile.slots),
             plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=COMPUTE, num_barriers=tile.slots),
         ],
-        grid=(min(tiles.count, MULTIPROCESSORS // CLUSTER),),
+        grid=(min(grid.count, MULTIPROCESSORS // CLUSTER),),
         grid_names=("grid",),
         cluster=(CLUSTER,),
         cluster_names=("cluster",),
         num_threads=COMPUTE + 1,
         thread_name="warpgroup",
-        kernel_name="octic_residual",
+        kernel_name=NAME,
         compiler_params=plgpu.CompilerParams(
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and write what they alone read
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,

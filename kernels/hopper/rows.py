@@ -79,14 +79,16 @@ class Ring(NamedTuple):
     slots: int
 
 
-def default_ring(c: int, columns: Columns, stage_bytes: int) -> Ring | None:
-    """The deepest steps of which enough fit in shared memory beside the rows and the staged results."""
+def rings(c: int, columns: Columns, stage_bytes: int) -> list[Ring]:
+    """For each depth, the ring with most slots that fits in shared memory beside the rows and the staged results."""
     free = SHARED_BYTES - 2 * 8 * c * ROWS - COMPUTE * (stage_bytes + 4 * columns.lines) - 2048  # for the barriers
-    for depth in (32, 16):
-        slots = min(free // columns.bytes(depth), MOST_SLOTS)
-        if c % depth == 0 and slots >= FEWEST_SLOTS:
-            return Ring(depth, slots)
-    return None
+    found = [Ring(depth, min(free // columns.bytes(depth), MOST_SLOTS)) for depth in (32, 16) if c % depth == 0]
+    return [ring for ring in found if ring.slots >= 2]
+
+
+def default_ring(c: int, columns: Columns, stage_bytes: int) -> Ring | None:
+    """The deepest steps of which enough fit in shared memory; None if there are none."""
+    return next((ring for ring in rings(c, columns, stage_bytes) if ring.slots >= FEWEST_SLOTS), None)
 
 
 def swizzled(*shape: int, unit: int, dtype: Any = jnp.bfloat16) -> Any:
