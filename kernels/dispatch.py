@@ -22,7 +22,7 @@ IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 PLATFORMS = {"cuda": "gpu"}
 BATCH_AXES = ("data", "hosts", "fsdp")  # mesh axes that the batch is sharded over
 AUTO = contextvars.ContextVar("implementation", default="auto")  # the meaning of "auto", set by `using`
-FUSED = ("tpu", "interpret")  # have kernels of whole branches, which have not yet run on a chip
+FUSED = ("tpu", "gpu", "interpret")  # have kernels for whole branches, which have not yet run on a chip
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
         if implementation not in kernels:
             raise no_kernel(name, implementation, arrays)
         return kernels[implementation](*arrays)
-    known = kernels if _hopper() else {key: kernel for key, kernel in kernels.items() if key != "gpu"}
+    known = kernels if hopper() else {key: kernel for key, kernel in kernels.items() if key != "gpu"}
     branches = {platform: known[key] for platform, key in PLATFORMS.items() if key in known}
     return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
 
@@ -146,8 +146,8 @@ def stored(x: Any) -> Any:
     return jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
 
 
-def _hopper() -> bool:
-    """Whether "auto" may use GPU kernels, which need Hopper: False for another GPU, described or of this machine."""
+def hopper() -> bool:
+    """Whether GPU kernels, which need Hopper, may be chosen: False for another GPU, described or of this machine."""
     described = gpus.described()
     return _machine_has_no_other() if described is None else described.capability == "9.0"
 

@@ -21,7 +21,7 @@ from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 
 class Branch(NamedTuple):
-    """scale(body(norm(x))), in one kernel for an octic block if `kernels.using` selects it.
+    """scale(body(norm(x))).
 
     Shapes: [*B, N, width] or a field -> the same.
     """
@@ -31,16 +31,18 @@ class Branch(NamedTuple):
     scale: Callable
 
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
-        kernel = self._kernel(x) if AUTO.get() in FUSED else None
-        if kernel is not None:
-            return Isotypic(*kernel(x.lines, x.planes))
         if hasattr(self.body, "MAPS") and isinstance(self.norm, nnx.Module):
             scale = None if self.scale is identity else self.scale
             return _branch(layout, (self.norm, self.body, scale), x)
         return self.scale(self.body(self.norm(x), layout))
 
+    def added(self, x: Any, layout: Layout | None = None) -> Any:
+        """x + scale(body(norm(x))), in one operation for an octic block if `kernels.using` selects it."""
+        kernel = self._kernel(x) if AUTO.get() in FUSED else None
+        return x + self(x, layout) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
+
     def _kernel(self, x: Any) -> Callable | None:
-        """The branch as one operation on the arrays of a field, if its parts belong to an octic block."""
+        """`added` as one operation on the arrays of a field, if the parts belong to an octic block."""
         norm, body, scale = self
         if not isinstance(norm, isotypic.LayerNorm) or not isinstance(scale, isotypic.LayerScale):
             return None
@@ -79,6 +81,11 @@ def branch_path(branch: Any, entries: float, rate: Rate, key: Key) -> Any:
         return branch
     dropout_key, path_key = jax.random.split(key)
     return drop_path(dropout(branch, entries, dropout_key), rate, path_key)
+
+
+def added(branch: Branch, x: Any, layout: Layout | None, entries: float, rate: Rate, key: Key) -> Any:
+    """x plus a residual branch of it after `branch_path`."""
+    return branch.added(x, layout) if key is None else x + branch_path(branch(x, layout), entries, rate, key)
 
 
 class Subsets(NamedTuple):
@@ -123,8 +130,8 @@ class Block(nnx.Module):
         if key is not None and self.subsets is not None:
             return self.on_subsets(x, layout, key, self.subsets)
         keys = (None, None) if key is None else jax.random.split(key)
-        x = x + branch_path(attention(x, layout), self.dropout, rate, keys[0])
-        return x + branch_path(mlp(x, layout), self.dropout, rate, keys[1])
+        x = added(attention, x, layout, self.dropout, rate, keys[0])
+        return added(mlp, x, layout, self.dropout, rate, keys[1])
 
     def branches(self) -> tuple[Branch, Branch]:
         """Attention and MLP, each with its norm and scale."""

@@ -1,4 +1,4 @@
-"""The branches of an octic block in plain jnp: the definition."""
+"""The residual branches of an octic block in plain jnp: the definition."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class Weights(NamedTuple):
 def octic_attention(
     lines: jax.Array, planes: jax.Array, *weights: jax.Array, heads: int, norm: Norm, implementation: str = "xla"
 ) -> tuple[jax.Array, jax.Array]:
-    """scale * attention(norm(x)); `implementation` as in `isotypic_attention`."""
+    """x + scale * attention(norm(x)); `implementation` as in `isotypic_attention`."""
 
     def body(field: Field, w: Weights) -> Field:
         qkv, proj = jax.tree.map(lambda a: a.astype(w.first_lines.dtype), (w.first, w.second))
@@ -60,7 +60,7 @@ def octic_attention(
 def octic_mlp(
     lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm, implementation: str = "xla"
 ) -> tuple[jax.Array, jax.Array]:
-    """scale * mlp(norm(x)); `implementation` as in `octic_linear_gelu`."""
+    """x + scale * mlp(norm(x)); `implementation` as in `octic_linear_gelu`."""
 
     def body(field: Field, w: Weights) -> Field:
         bias = w.first_bias.astype(w.first_lines.dtype)
@@ -75,4 +75,4 @@ def octic_mlp(
 def _branch(body: Callable, field: Field, w: Weights, norm: Norm) -> tuple[jax.Array, jax.Array]:
     normed = normalise(field, (w.norm_lines, w.norm_planes), w.norm_bias, norm)
     lines, planes = body(tuple(a.astype(w.first_lines.dtype) for a in normed), w)
-    return lines * over_tokens(w.scale_lines, lines), planes * w.scale_planes
+    return field[0] + lines * over_tokens(w.scale_lines, lines), field[1] + planes * w.scale_planes

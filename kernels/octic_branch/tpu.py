@@ -1,4 +1,4 @@
-"""Shared code of the TPU kernels of both branches: dtypes, the norm before the body and the layer scale after it."""
+"""Shared code of the TPU kernels of both branches: dtypes, the norm before the body, layer scale and sum after it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,11 +76,11 @@ def norm_strip(x: Arrays, y: Arrays, weights: Weights, norm: Norm, strip: Any) -
         y[1][i, strip, : z.shape[-1]] = z.astype(y[1].dtype)
 
 
-def scale_strip(results: Callable[[int, int], jax.Array], y: Arrays, weights: Weights, strip: Any) -> None:
-    """Write scale * (result + bias) into a strip of y; `results(kind, i)` is row i of lines (0) or planes (1)."""
+def add_strip(results: Callable[[int, int], jax.Array], x: Arrays, y: Arrays, weights: Weights, strip: Any) -> None:
+    """Write x + scale * (result + bias) into a strip of y; `results(kind, i)` is row i of lines (0) or planes (1)."""
     for kind, (after, scale) in enumerate(zip(y, (weights.scale_lines, weights.scale_planes), strict=True)):
         for i in range(after.shape[0]):
             row = i % len(scale)  # the rows of E share one
             z = results(kind, i) * scale[row : row + 1]
             z = z + weights.second_bias[...] if kind == i == 0 else z
-            after[i, strip] = z.astype(after.dtype)
+            after[i, strip] = (x[kind][i, strip].astype(jnp.float32) + z).astype(after.dtype)

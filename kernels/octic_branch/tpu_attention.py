@@ -7,7 +7,7 @@ The kernel computes the reference image by image, so that the field is read once
   - `qkv`: the first map, 128 results at a time.  It places the heads as attention needs them, in a separate order for
     every row of irreps (`isotypic_attention.tpu.arranged`).
   - `attended`: attention, a register full of heads at a time.
-  - The result: scale * (attended times the second map + bias), where products may be turned (`tpu/products.py`).
+  - The result: x + scale * (attended times the second map + bias), where products may be turned (`tpu/products.py`).
 
 Nearly all of it is straight-line code: the compiler overlaps the norm with the first map's products, and the selects
 and softmax of one head with the products of another.
@@ -26,7 +26,7 @@ from kernels.attention.lanes import LANES, arrange
 from kernels.isotypic_attention.tpu import arranged
 from kernels.norm import Norm
 from kernels.octic_branch.reference import Weights
-from kernels.octic_branch.tpu import VMEM_BYTES, by_strips, norm_strip, prepared, product_dtype, scale_strip
+from kernels.octic_branch.tpu import VMEM_BYTES, add_strip, by_strips, norm_strip, prepared, product_dtype
 from kernels.tpu import blocks, products
 from kernels.tpu.blocks import up
 
@@ -89,7 +89,7 @@ def _image(x_lines, x_planes, *refs, arrangement: Any, scale: float, norm: Norm,
 
     @pl.when(pl.program_id(0) >= 0)  # always true: a conditional is scheduled separately, which is faster here
     def _():
-        _second_map(attended, w, y)
+        _second_map(attended, w, x, y)
 
 
 def _first_map(normed, w, qkv):
@@ -103,7 +103,7 @@ def _first_map(normed, w, qkv):
                 ref[i, :, start : start + LANES] = z.astype(ref.dtype)
 
 
-def _second_map(attended, w, y):
+def _second_map(attended, w, x, y):
     maps = w.second[0]
     sizes = [(a.shape[1], len(a) * a.shape[2] // LANES) for a in maps]
     for part in products.parts(y[0].shape[1], sizes):
@@ -112,4 +112,4 @@ def _second_map(attended, w, y):
             z = products.dot(attended[kind][i, part.rows], maps[kind][i], part.turned)
             return z.T if part.turned else z
 
-        scale_strip(results, y, w, part.rows)
+        add_strip(results, x, y, w, part.rows)

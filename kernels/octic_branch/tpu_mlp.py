@@ -7,7 +7,7 @@ The kernel computes the reference token by token, so that the field is read once
   - `normed`: the norm of the image, by strips of STRIP rows, which fit in registers.
   - For every 128 of the F hidden channels: their eight components, from the first map (`hidden`); their GELU, by strips
     (`active`); and their contribution to the second map (`sums`), partly transposed (`tpu/products.py`).
-  - The result: scale * (sums + bias).
+  - The result: x + scale * (sums + bias).
 
 Every loop is unrolled: in straight-line code the compiler overlaps the GELU, on the vector units, with some of the
 products before and after it.  (Double buffers for `hidden` and `active`, or another order of the operations, overlap
@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernels.norm import Norm
 from kernels.octic_branch.reference import Weights
-from kernels.octic_branch.tpu import STRIP, VMEM_BYTES, by_strips, norm_strip, prepared, product_dtype, scale_strip
+from kernels.octic_branch.tpu import STRIP, VMEM_BYTES, add_strip, by_strips, norm_strip, prepared, product_dtype
 from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
 from kernels.tpu import blocks, products
 from kernels.tpu.blocks import LANES, up
@@ -106,7 +106,8 @@ def _block(x_lines, x_planes, *refs, parts, norm, unroll):
             by_strips(part.size, unroll, functools.partial(_gelu_strip, before, after))
             _second_map(after, w, columns, *results, part.turned)
     for part, results in zip(parts, sums, strict=True):
-        _scale([a.at[:, part.rows] for a in y], w, results, part.turned, unroll)
+        before, after = ([a.at[:, part.rows] for a in field] for field in (x, y))
+        _add(before, after, w, results, part.turned, unroll)
 
 
 def _first_map(lines, planes, w, columns, hidden):
@@ -139,13 +140,13 @@ def _second_map(active, w, columns, sum_lines, sum_planes, turned):
         add(sum_planes, row, first + second)
 
 
-def _scale(y, w, sums, turned, unroll):
-    """Write scale * (sums + bias) into y."""
+def _add(x, y, w, sums, turned, unroll):
+    """Write x + scale * (sums + bias) into y."""
     if turned:
-        scale_strip(lambda kind, i: sums[kind][i].T, y, w, slice(None))
+        add_strip(lambda kind, i: sums[kind][i].T, x, y, w, slice(None))
         return
 
     def write(strip):
-        scale_strip(lambda kind, i: sums[kind][i, strip], y, w, strip)
+        add_strip(lambda kind, i: sums[kind][i, strip], x, y, w, strip)
 
     by_strips(y[0].shape[1], unroll, write)

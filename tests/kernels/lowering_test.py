@@ -165,7 +165,7 @@ def test_what_kernels_do_not_support_lowers_without(platform, dtype):
 
 def test_a_gpu_that_is_no_hopper_has_none_unless_asked(monkeypatch):
     field = gelu_arguments(Shape("of this test alone: what is traced is kept", (8,), 41, 16, 64), "bfloat16")
-    monkeypatch.setattr(dispatch, "_hopper", lambda: False)
+    monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert kernels_in(d8_gelu, "cuda", *field) == [] and kernels_in(d8_gelu, "tpu", *field) == [GELU]
     assert kernels_in(functools.partial(d8_gelu, implementation="gpu"), "cuda", *field) == [GELU]
 

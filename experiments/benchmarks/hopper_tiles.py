@@ -1,0 +1,128 @@
+"""The fastest tiles of the Hopper kernels of octic branches, by trying all that fit on the card of this machine.
+
+    python -m experiments benchmarks.hopper_tiles  # on a Hopper GPU; at most 10 minutes (--minutes)
+
+Writes `kernels/hopper/tiles.json`, which the kernels read from then on, with the card's name.  A time is of a kernel
+alone, at the batch size of the paper's benchmark.  A claim fails if a tile's result differs from the first one's.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments import findings, flags, timing
+from experiments.benchmarks import kernel_speed
+from experiments.benchmarks.field_shapes import REALISTIC, Shape
+from experiments.findings import Claim
+from kernels import dispatch
+from kernels.hopper import best, gelu, heads, residual
+
+MODELS = ("ViT-H", "ViT-L", "ViT-B")
+HEADS = {96: 12, 128: 16, 160: 16}  # by channels per component
+STREAM = "float32"
+DIFFERENCE = 1e-2  # of the largest value: two roundings to bfloat16
+COLUMNS = dict(key="kernel and sizes", tile="tile", microseconds="us", difference="difference")
+
+
+class Case(NamedTuple):
+    """A kernel at one size, with the tiles to try."""
+
+    key: str
+    shapes: dict[str, tuple[int, ...]]
+    types: dict[str, str]
+    call: Callable
+    tiles: list[tuple[int, ...]]
+
+
+def main(arguments=None) -> int:
+    options = flags.timing_parser(__doc__, __file__)
+    options.add_argument("--model", action="append", choices=MODELS, help="may be repeated")
+    options.set_defaults(output=best.PATH)
+    options = options.parse_args(arguments)
+    options.times = kernel_speed.TIMES
+    if jax.local_devices()[0].platform != "gpu" or not dispatch.hopper():
+        raise ValueError("hopper_tiles: there is no Hopper GPU on this machine; run it where there is one.")
+    budget, rows = timing.Budget(options.minutes), []
+    for case in itertools.chain(*(cases(shape) for shape in REALISTIC if shape.name in (options.model or MODELS))):
+        if budget.allows(case.key):
+            rows += measure(case, options, budget)
+            print(case.key, flush=True)
+    print(findings.table(rows, COLUMNS))
+    claims = [Claim(f"{row['key']}, {row['tile']}", row["difference"], at_most=DIFFERENCE) for row in rows]
+    return findings.finish(options, dict(tiles=fastest(rows), rows=rows), claims, budget)
+
+
+def cases(shape: Shape) -> Iterator[Case]:
+    """The kernels of both branches of a model."""
+    m, c, f = shape.batch[0] * shape.tokens, shape.channels, shape.hidden
+    stream, field = dict(x_lines=(4, m, c), x_planes=(2, m, 2 * c)), dict(lines=(4, m, c), planes=(2, m, 2 * c))
+    vectors = dict(scale_lines=(4, c), scale_planes=(2 * c,))
+    number = HEADS[c]
+
+    def weights(before, after):
+        return dict(w_lines=(4, before, after), w_planes=(2 * before, 2 * after), bias=(after,))
+
+    def case(key, shapes, call, tiles):
+        wide = {"x_lines", "x_planes", "bias", *vectors}
+        return Case(key, shapes, {name: STREAM if name in wide else "bfloat16" for name in shapes}, call, tiles)
+
+    yield case(best.key(gelu.NAME, c), field | weights(c, f), gelu.forward, gelu.rings(c))
+    attention = functools.partial(heads.forward, heads=number)
+    rings = heads.rings(c, c // number)
+    yield case(best.key(heads.NAME, c, c // number), field | weights(c, 3 * c), attention, rings)
+    for width in (c, f):
+        shapes = stream | dict(h=(8, m, width)) | weights(width, c) | vectors
+        tiles = residual.tiles(width, c, STREAM)
+        yield case(best.key(residual.NAME, width, c, STREAM), shapes, residual.forward, tiles)
+
+
+def measure(case: Case, options, budget) -> list[dict]:
+    """A row for each tile."""
+    calls, differences, first = {}, {}, None
+    sets = [arguments(case, seed) for seed in range(options.times[0])]
+    for tile in case.tiles:
+        with budget.trying(f"{case.key}, {tuple(tile)}"):
+            run = jax.jit(functools.partial(call, case, tile))
+            result = run(sets[0])
+            first = result if first is None else first
+            differences[tile] = difference(result, first)
+            calls[tile] = kernel_speed.repeated(run, [(one,) for one in sets], options)
+    seconds = kernel_speed.seconds_of(calls, options) if calls else {}
+    return [
+        dict(key=case.key, tile=list(tile), microseconds=1e6 * t, difference=differences[tile])
+        for tile, t in seconds.items()
+    ]
+
+
+def call(case: Case, tile: tuple[int, ...], arguments: dict[str, jax.Array]):
+    """The kernel of a case with one of its tiles."""
+    return case.call(**arguments, **{"tile" if isinstance(tile, residual.Tile) else "ring": tile})
+
+
+def arguments(case: Case, seed: int) -> dict[str, jax.Array]:
+    """Random arguments whose results are near 1."""
+    keys = jax.random.split(jax.random.key(seed), len(case.shapes))
+
+    def draw(name, key):
+        scale = case.shapes[name][-2] ** -0.5 if name.startswith("w_") else 1
+        return scale * jax.random.normal(key, case.shapes[name], case.types[name])
+
+    return {name: draw(name, key) for name, key in zip(case.shapes, keys, strict=True)}
+
+
+def difference(result, expected) -> float:
+    """The largest difference, as a share of the largest value."""
+    pairs = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
+    return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)
+
+
+def fastest(rows: list[dict]) -> dict[str, list[int]]:
+    """The fastest tile of each kernel and size."""
+    found = {}
+    for row in sorted(rows, key=lambda row: row["microseconds"]):
+        found.setdefault(row["key"], row["tile"])
+    return found

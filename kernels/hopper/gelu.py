@@ -1,0 +1,77 @@
+"""The first linear map of an octic MLP and its GELU on a Hopper GPU: `rows.multiply` with a GELU of whole fields."""
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from kernels.hopper import best, rows
+from kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+from kernels.pointwise import octic_gelu
+
+NAME = "octic_mlp_gelu"
+WIDTH = 32  # channels of a tile: its eight components take half of a thread's registers
+COLUMNS = Columns(WIDTH, 2 * WIDTH, (2 * WIDTH, 0, 0), WIDTH)
+STAGE_BYTES = 2 * 4 * ROWS * WIDTH  # of a warpgroup: the lines of a tile, and after them its planes
+
+
+def rings(c: int) -> list[Ring]:
+    """The ring buffers that fit in shared memory for C channels."""
+    return rows.rings(c, COLUMNS, STAGE_BYTES)
+
+
+def default_ring(c: int) -> Ring | None:
+    """The ring buffer that was fastest on a card, or else `rows.default_ring`."""
+    measured = best.tile(NAME, c)
+    return Ring(*measured) if measured else rows.default_ring(c, COLUMNS, STAGE_BYTES)
+
+
+def supported(c: int, f: int, dtype: DTypeLike) -> bool:
+    """Whether the kernel supports a map from C to F channels."""
+    whole = f % WIDTH == 0 and f >= COMPUTE * WIDTH
+    return jnp.dtype(dtype) == jnp.bfloat16 and whole and default_ring(c) is not None
+
+
+def forward(
+    lines: jax.Array,
+    planes: jax.Array,
+    w_lines: jax.Array,
+    w_planes: jax.Array,
+    bias: jax.Array,
+    *,
+    ring: Ring | None = None,
+) -> jax.Array:
+    """GELU in the regular basis of the linear map, by components, as `residual.forward` takes them.
+
+    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
+
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F] -> [8, M, F].
+    """
+    (_, m, c), f, dtype = lines.shape, w_lines.shape[-1], lines.dtype
+    padded = m + -m % 8
+    padding = ((0, 0), (0, padded - m), (0, 0))
+    out = jax.ShapeDtypeStruct((8, padded, f), dtype)
+    stage = rows.swizzled(COMPUTE, 4, ROWS, WIDTH, unit=WIDTH)
+    epilogue = Epilogue(NAME, COLUMNS, out, stage, STAGE_BYTES, _store)
+    weights = w_lines, _side_by_side(w_planes, f), bias.reshape(-1, WIDTH)
+    fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
+    return rows.multiply(epilogue, ring or default_ring(c), *fields, *weights)[:, :m]
+
+
+def _side_by_side(w_planes, f):
+    """w_planes [2C, 2F] as [2, C, 2F], with the channels of both copies in a tile adjacent."""
+    w_planes = w_planes.reshape(2, -1, 2, f // WIDTH, WIDTH)
+    return w_planes.swapaxes(2, 3).reshape(2, -1, 2 * f)
+
+
+def _store(sums, stage, results, row, column):
+    *h, row_1, row_2 = sums
+    y = octic_gelu([*h, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]])
+    for half in range(2):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before is stored
+        for i in range(4):
+            stage[i] = y[4 * half + i].astype(stage.dtype)
+        plgpu.commit_smem()
+        target = results[0].at[pl.ds(4 * half, 4), pl.ds(row, ROWS), pl.ds(column * WIDTH, WIDTH)]
+        plgpu.copy_smem_to_gmem(stage, target)

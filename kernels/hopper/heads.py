@@ -1,0 +1,201 @@
+"""Queries, keys and values of octic attention on a Hopper GPU, head by head as cuDNN takes them: `rows.multiply`.
+
+cuDNN wants q, k and v as [M, H, 8c], with all eight components of a head side by side.  A tile has all columns of a few
+heads, so a warpgroup puts their components together in shared memory and stores whole heads.  Attention does not depend
+on the order of the channels in a head's vector, if q and k agree; the values keep it.  `order` is the one that takes
+the least work.  The tensor cores' registers have columns in groups of eight, and a thread holds two neighbours of a
+group, so that moving anything but whole groups costs shuffles:
+
+  - If 8 divides c, a head's vector is [A1 | A2 | B1 | B2 | E row 0 | E row 1], and weights keep their order.
+  - If c is 2 more than a multiple of 8, as in ViT-H, a tile has four heads.  The two channels left of A1, A2, B1 and B2
+    together fill a group of each head.  In the weights the four heads' remainders form a group, which component i
+    begins with head -i: every pair of columns of a head's group is then in place in one of the components, and a select
+    takes it from there.  Likewise for the four channels left of each row of E, where the group of row 1 has the two
+    heads the other way round: so there are two copies of these columns, left and right of the others.
+"""
+
+import functools
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from kernels.hopper import best, rows
+from kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+
+NAME = "octic_heads"
+GROUP = 8  # columns, of which each thread holds two
+WIDTH = 32  # channels of each line in a tile if 8 divides c
+
+
+def heads_of_tile(c: int) -> int:
+    """Heads of c channels per component in a tile; 0 if the kernel does not support them."""
+    if c % GROUP == 2:
+        return 4
+    return WIDTH // c if c % GROUP == 0 and c and WIDTH % c == 0 else 0
+
+
+def columns(c: int) -> Columns:
+    """The weights of a tile of heads with c channels per component."""
+    if c % GROUP == 0:
+        return Columns(WIDTH, 2 * WIDTH, (2 * WIDTH, 0, 0), 32)
+    main = 4 * (c - 2)
+    lines = main + GROUP + -(main + GROUP) % 16  # the last ones are empty
+    return Columns(lines, 2 * main + 32, (2 * main + 16, 0, 16), 16)
+
+
+def rings(width: int, c: int) -> list[Ring]:
+    """The ring buffers that fit in shared memory for a field of `width` channels per component."""
+    return rows.rings(width, columns(c), 2 * ROWS * 8 * c)
+
+
+def default_ring(width: int, c: int) -> Ring | None:
+    """The ring buffer that was fastest on a card, or else `rows.default_ring`."""
+    measured = best.tile(NAME, width, c)
+    return Ring(*measured) if measured else rows.default_ring(width, columns(c), 2 * ROWS * 8 * c)
+
+
+def supported(width: int, heads: int, dtype: DTypeLike) -> bool:
+    """Whether the kernel supports a field of `width` channels per component and this number of heads."""
+    if jnp.dtype(dtype) != jnp.bfloat16 or width % heads:
+        return False
+    c = width // heads
+    together = heads_of_tile(c)
+    return together > 0 and heads % together == 0 and default_ring(width, c) is not None
+
+
+def forward(
+    lines: jax.Array,
+    planes: jax.Array,
+    w_lines: jax.Array,
+    w_planes: jax.Array,
+    bias: jax.Array,
+    *,
+    heads: int,
+    ring: Ring | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q, k and v of all heads, with a head's channels in the order of `order`.
+
+    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
+
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, 3C], w_planes [2C, 6C], bias [3C], columns ordered
+    (q | k | v) x heads x channels -> q, k, v [M, H, 8C / H].
+    """
+    (_, m, width), dtype = lines.shape, lines.dtype
+    c, padded = width // heads, m + -m % 8
+    padding = ((0, 0), (0, padded - m), (0, 0))
+    out = (jax.ShapeDtypeStruct((padded, heads, 8 * c), dtype),) * 3
+    # Whole rows of a head have no bank conflicts to speak of, unless they are a multiple of 128 bytes.
+    transforms = (plgpu.TilingTransform((8, GROUP)),) if c % GROUP == 0 else ()
+    stage = plgpu.SMEM((COMPUTE, ROWS, 8 * c), dtype, transforms=transforms)
+    store = functools.partial(_store, c=c)
+    epilogue = Epilogue(NAME, columns(c), out, stage, 2 * ROWS * 8 * c, store)
+    weights = _arranged(w_lines, w_planes, bias, c)
+    fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
+    return tuple(y[:m] for y in rows.multiply(epilogue, ring or default_ring(width, c), *fields, *weights))
+
+
+def order(c: int) -> np.ndarray:
+    """[heads of a tile, 8c, 2]: the component (4 and 5 are the rows of E) and channel of each place of a vector."""
+    main = c // GROUP * GROUP
+    lines = [(i, k) for i in range(4) for k in range(main)]
+    planes = [(4 + row, k) for row in range(2) for k in range(2 * main)]
+    vectors = []
+    for head in range(heads_of_tile(c)):
+        mixed, mixed_planes = [], []
+        if c % GROUP:
+            mixed = [((pair - head) % 4, main + k) for pair in range(4) for k in range(2)]
+            first = head % 2  # the row of E whose channels come first
+            mixed_planes = [(4 + row, 2 * main + k) for row in (first, 1 - first) for k in range(4)]
+        vectors.append(lines + mixed + planes + mixed_planes)
+    return np.array(vectors)
+
+
+def apart(y: jax.Array) -> jax.Array:
+    """Head vectors [M, H, 8c] in the order of `order` by components, [8, M, H c], as `residual.forward` takes them."""
+    m, heads, width = y.shape
+    return jnp.moveaxis(y.reshape(m, -1)[:, _places(width // 8, heads)], 1, 0)
+
+
+def _places(c, heads):
+    """The place of each channel of a component among the head vectors of a row, [8, H c]."""
+    vectors = order(c)
+    channels = vectors[..., 1] + np.array([0, c, 2 * c, 3 * c, 4 * c, 6 * c])[vectors[..., 0]]
+    of_tile = np.argsort(channels, axis=-1) + 8 * c * np.arange(len(vectors))[:, None]
+    places = (8 * c * np.arange(0, heads, len(vectors))[:, None, None] + of_tile).reshape(heads, 8 * c)
+    lines, planes = np.split(places, 2, axis=1)
+    lines = lines.reshape(heads, 4, c).swapaxes(0, 1).reshape(4, -1)
+    planes = (
+        planes.reshape(heads, 2, -1).swapaxes(0, 1).reshape(2, 2, -1)
+    )  # row, copy: half of the channels of all heads
+    return np.concatenate([lines, planes.swapaxes(0, 1).reshape(4, -1)])
+
+
+def _arranged(w_lines, w_planes, bias, c):
+    """The weights [4, C, T l] and [2, C, T p] and the bias [T, l] of `rows.multiply`."""
+    width = w_lines.shape[1]
+    if c % GROUP == 0:
+        return w_lines, w_planes.reshape(2, width, -1), bias.reshape(-1, WIDTH)
+    lines, planes = _sources(c)
+    tiles = bias.size // (4 * c)
+    per_tile = w_lines.reshape(4, width, tiles, 4 * c)
+    placed = [jnp.pad(per_tile[i][..., lines[i]], _empty(c)) for i in range(4)]
+    w_planes = w_planes.reshape(2, width, tiles, 8 * c)[..., planes]
+    bias = jnp.pad(bias.reshape(tiles, 4 * c)[:, lines[0]], _empty(c)[1:])
+    return jnp.stack(placed).reshape(4, width, -1), w_planes.reshape(2, width, -1), bias
+
+
+def _empty(c):
+    return (0, 0), (0, 0), (0, columns(c).lines - 4 * c)
+
+
+def _sources(c):
+    """For each line [4, 4c] and the planes [p]: the natural column, among those of four heads, of each column."""
+    main = c - 2
+    heads = np.arange(4)[:, None]
+    body = heads * c + np.arange(main)
+    lines = [np.concatenate([body.ravel(), (np.roll(heads, i, 0) * c + main + np.arange(2)).ravel()]) for i in range(4)]
+    body = heads * 2 * c + np.arange(2 * main)
+    rest = heads * 2 * c + 2 * main + np.arange(4)
+    return np.stack(lines), np.concatenate([rest.ravel(), body.ravel(), rest[[1, 0, 3, 2]].ravel()])
+
+
+def _store(sums, stage, results, row, column, *, c):
+    """Store the heads of a tile, one after the other, in q, k or v."""
+    together = heads_of_tile(c)
+    per_part = results[0].shape[1] // together
+    part, first = column // per_part, column % per_part * together
+    for head in range(together):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous head is stored
+        place = 0
+        for group in _groups([x.astype(stage.dtype) for x in sums], head, c):
+            stage[:, pl.ds(place, group.shape[1])] = group
+            place += group.shape[1]
+        plgpu.commit_smem()
+        for i, result in enumerate(results):
+            target = result.at[pl.ds(row, ROWS), first + head]
+            pl.when(part == i)(functools.partial(plgpu.copy_smem_to_gmem, stage, target))
+
+
+def _groups(sums, head, c):
+    """The parts of a head's vector, [ROWS, columns], in the order of `order`."""
+    *lines, row_1, row_2 = sums
+    main = c // GROUP * GROUP
+    body = [x[:, head * main : (head + 1) * main] for x in lines]
+    if c % GROUP == 0:
+        return [*body, *(x[:, 2 * head * main : 2 * (head + 1) * main] for x in (row_1, row_2))]
+    column = plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, (ROWS, GROUP), 1), plgpu.Layout.WGMMA)
+    rests = [x[:, 4 * main : 4 * main + GROUP] for x in lines]
+    mixed = rests[(3 - head) % 4]
+    for pair in range(3):
+        mixed = jnp.where(column // 2 == pair, rests[(pair - head) % 4], mixed)
+    rows = [
+        row_1[:, 16 + 2 * head * main : 16 + 2 * (head + 1) * main],
+        row_2[:, 2 * head * main : 2 * (head + 1) * main],
+    ]
+    at = head // 2 * GROUP
+    rests = row_1[:, at : at + GROUP], row_2[:, 8 * main + at : 8 * main + at + GROUP]
+    return [*body, mixed, *rows, jnp.where((column < 4) == (head % 2 == 0), *rests)]

@@ -1,0 +1,140 @@
+"""The layer norm of an octic field on a Hopper GPU (Pallas, Mosaic GPU), in one pass over the field.
+
+The kernel is memory-bound.  A fixed number of blocks, one warpgroup each, iterates over tiles of whole rows: the tensor
+memory accelerator (TMA) loads a tile into shared memory while the one before is in registers, 8C float32 values of each
+row.  A warp holds whole rows, so that sums over channels take shuffles only.  TMA clips the last tile, so any number of
+rows works.  It sees `planes` as [2, M, 2, C], since a box has at most 256 channels.
+"""
+
+import functools
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from kernels.norm import Norm
+
+MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
+BLOCKS = 2  # per multiprocessor, of 128 threads with up to 168 registers and 101 KB of shared memory at 160 channels
+ROWS = 8  # of a tile: two for each warp
+SLOTS = 2  # tiles of a block that are loaded or being loaded
+WIDEST = 160  # most channels: 80 registers of a thread hold a tile
+# Each of the four warps holds rows of its own, 32 channels at a time, so that reading them meets no bank conflict.
+LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((4, 32), (1,))), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
+
+
+def supported(c: int, dtype: DTypeLike) -> bool:
+    """Whether the kernel supports a field of C channels: a warp takes 32 of them at a time."""
+    return jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16) and c % 32 == 0 and c <= WIDEST
+
+
+def forward(
+    lines: jax.Array,
+    planes: jax.Array,
+    scale_lines: jax.Array,
+    scale_planes: jax.Array,
+    bias: jax.Array,
+    *,
+    norm: Norm,
+    dtype: DTypeLike,
+) -> tuple[jax.Array, jax.Array]:
+    """`norm.normalise` with a result of the given dtype.
+
+    Shapes: lines [4, M, C], planes [2, M, 2C], scale_lines [4, C], scale_planes [2C], bias [C] -> the field's.
+    """
+    _, m, c = lines.shape
+    count = -(-m // ROWS)
+    blocks = min(count, MULTIPROCESSORS * BLOCKS)
+    y_lines, y_planes = plgpu.kernel(
+        functools.partial(_body, norm, count, blocks),
+        out_type=(jax.ShapeDtypeStruct((4, m, c), dtype), jax.ShapeDtypeStruct((2, m, 2, c), dtype)),
+        scratch_types=[
+            plgpu.SMEM((SLOTS, 4, ROWS, c), lines.dtype),
+            plgpu.SMEM((SLOTS, 2, ROWS, 2, c), lines.dtype),
+            plgpu.SMEM((4, ROWS, c), dtype),
+            plgpu.SMEM((2, ROWS, 2, c), dtype),
+            *(plgpu.SMEM((k, c), jnp.float32) for k in (4, 2, 1)),
+            plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
+            plgpu.Barrier(num_arrivals=3),
+        ],
+        grid=(blocks,),
+        grid_names=("block",),
+        kernel_name="octic_norm",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,  # the hardware's reciprocal square root, with relative error below 2^-22
+            unsafe_no_auto_barriers=True,  # safe: only TMA's threads and `commit_smem` order accesses to shared memory
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+    )(
+        lines,
+        planes.reshape(2, m, 2, c),
+        *(a.reshape(-1, c).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)),
+    )
+    return y_lines, y_planes.reshape(2, m, 2 * c)
+
+
+def _body(norm, count, blocks, lines, planes, *refs):
+    parameters, (y_lines, y_planes), scratch = refs[:3], refs[3:5], refs[5:]
+    lines_smem, planes_smem, out_lines, out_planes, *parameters_smem, loaded, ready = scratch
+    block = jax.lax.axis_index("block")
+    steps = (count - block + blocks - 1) // blocks
+
+    def window(step):
+        return pl.ds((block + step * blocks) * ROWS, ROWS)
+
+    def load(step):
+        slot = step % SLOTS
+        plgpu.copy_gmem_to_smem(lines.at[:, window(step)], lines_smem.at[slot], loaded.at[slot])
+        plgpu.copy_gmem_to_smem(planes.at[:, window(step)], planes_smem.at[slot], loaded.at[slot])
+
+    for source, target in zip(parameters, parameters_smem, strict=True):
+        plgpu.copy_gmem_to_smem(source, target, ready)
+    for step in range(SLOTS - 1):
+        pl.when(step < steps)(functools.partial(load, jnp.int32(step)))
+    plgpu.barrier_wait(ready)
+
+    @pl.loop(0, steps)
+    def _(step):
+        slot = step % SLOTS
+        pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
+        plgpu.barrier_wait(loaded.at[slot])
+        values = _normalised(norm, lines_smem.at[slot], planes_smem.at[slot], parameters_smem)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
+        targets = [out_lines.at[i] for i in range(4)] + [out_planes.at[i // 2, :, i % 2] for i in range(4)]
+        for ref, value in zip(targets, values, strict=True):
+            ref[...] = value.astype(ref.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out_lines, y_lines.at[:, window(step)], commit_group=False)
+        plgpu.copy_smem_to_gmem(out_planes, y_planes.at[:, window(step)])
+
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _normalised(norm, lines, planes, parameters):
+    """The eight components of a tile, [rows, C] each: the lines, then both copies of row 0 and of row 1 of E."""
+    c = lines.shape[-1]
+
+    def read(ref):
+        return plgpu.layout_cast(ref[...], LAYOUT).astype(jnp.float32)
+
+    def over_channels(x):
+        return jax.lax.broadcast_in_dim(x, (ROWS, c), (0,))
+
+    def over_rows(x):
+        return jax.lax.broadcast_in_dim(x, (ROWS, c), (1,))
+
+    values = [read(lines.at[i]) for i in range(4)]
+    values = [x - over_channels(x.sum(1) * (1 / c)) for x in values]
+    for row in range(2):
+        copies = [read(planes.at[row, :, copy]) for copy in range(2)]
+        mean = over_channels((copies[0] + copies[1]).sum(1) * (0.5 / c))
+        values += [x - mean for x in copies]
+    squares = [x * x for x in values]
+    total = sum(squares[1:4], squares[0]) + (norm.row_weight / 2) * sum(squares[5:], squares[4])
+    inverse = over_channels(jax.lax.rsqrt((total.sum(1) * (1 / c) + norm.eps) * (1 / 8)))
+    scale_lines, scale_planes, bias = parameters
+    scales = [over_rows(scale_lines[i]) for i in range(4)] + [over_rows(scale_planes[i % 2]) for i in range(4)]
+    results = [x * inverse * scale for x, scale in zip(values, scales, strict=True)]
+    return results[0] + over_rows(bias[0]), *results[1:]

@@ -1,0 +1,275 @@
+"""The product of a field with all weights of a linear map on a Hopper GPU (Pallas, Mosaic GPU), in bfloat16.
+
+A block holds 64 rows of the field, all their channels, in shared memory, and multiplies them with one tile of columns
+after the other, so that the field is read once.  Two warpgroups take turns: one has the eight components of a tile of
+columns in its registers and multiplies, while the other applies an epilogue to the float32 sums of its own tile and
+stores the result.  An epilogue sees whole fields.
+
+A third warpgroup only issues loads: the tensor memory accelerator (TMA) fills a ring buffer in shared memory with the
+weights, `depth` channels of the contraction at a time, and replaces the rows, `depth` channels at a time, as soon as
+the last tile has used them.  The ring is filled in the order of the tiles, so the warpgroups alternate by themselves.
+Blocks of a cluster work on neighbouring rows and load the weights together (multicast).  Reads past the last row give
+zero, and writes past it are dropped.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+
+MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
+CLUSTER = 2  # blocks
+ROWS = 64  # per block, as in one tensor core instruction
+COMPUTE = 2  # compute warpgroups per block
+MOST_SLOTS = 8  # steps of the contraction in the ring buffer
+FEWEST_SLOTS = 3
+SHARED_BYTES = 227 * 1024  # of a block
+REGISTERS = 232, 40  # per thread of a compute warpgroup, and of the one that loads: 64,512 of a multiprocessor's 65,536
+
+
+class Columns(NamedTuple):
+    """The columns of weights in one tile.
+
+    Attributes:
+      lines: columns of each 1-D irrep.
+      planes: columns of each copy of E.
+      of_rows: how many of these columns each row of E takes, and where the two rows begin.
+      unit: most columns of the tiles in shared memory, whose 16-byte units are swizzled: 16 or 32.
+    """
+
+    lines: int
+    planes: int
+    of_rows: tuple[int, int, int]
+    unit: int
+
+    def bytes(self, depth: int) -> int:
+        """Shared memory of the weights for `depth` channels of the contraction."""
+        return 2 * depth * (4 * self.lines + 2 * self.planes)
+
+
+class Epilogue(NamedTuple):
+    """How a tile of sums becomes results.
+
+    Attributes:
+      name: of the kernel.
+      columns: the weights of a tile.
+      out_type: the results.
+      stage: shared memory for staged results, [COMPUTE, ...] for one part for each warpgroup.
+      stage_bytes: the size of a part.
+      store: function(sums, stage, results, row, column) that stores a tile; `sums` are the lines [ROWS, lines], then
+        the rows of E [ROWS, of_rows[0]].
+    """
+
+    name: str
+    columns: Columns
+    out_type: Any
+    stage: Any
+    stage_bytes: int
+    store: Callable
+
+
+class Ring(NamedTuple):
+    """Channels of one step of the contraction, and steps in the ring buffer."""
+
+    depth: int
+    slots: int
+
+
+def rings(c: int, columns: Columns, stage_bytes: int) -> list[Ring]:
+    """For each depth, the ring with most slots that fits in shared memory beside the rows and the staged results."""
+    free = SHARED_BYTES - 2 * 8 * c * ROWS - COMPUTE * (stage_bytes + 4 * columns.lines) - 2048  # for the barriers
+    found = [Ring(depth, min(free // columns.bytes(depth), MOST_SLOTS)) for depth in (32, 16) if c % depth == 0]
+    return [ring for ring in found if ring.slots >= 2]
+
+
+def default_ring(c: int, columns: Columns, stage_bytes: int) -> Ring | None:
+    """The deepest steps of which enough fit in shared memory; None if there are none."""
+    return next((ring for ring in rings(c, columns, stage_bytes) if ring.slots >= FEWEST_SLOTS), None)
+
+
+def swizzled(*shape: int, unit: int, dtype: Any = jnp.bfloat16) -> Any:
+    """Shared memory in the tensor cores' layout: tiles of 8 x unit, with 16-byte units swizzled."""
+    swizzle = plgpu.SwizzleTransform(unit * jnp.dtype(dtype).itemsize)
+    return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, unit)), swizzle))
+
+
+def multiply(
+    epilogue: Epilogue,
+    ring: Ring,
+    lines: jax.Array,
+    planes: jax.Array,
+    w_lines: jax.Array,
+    w_planes: jax.Array,
+    bias: jax.Array,
+) -> Any:
+    """The epilogue of x W + bias.
+
+    Shapes: lines [4, M, C], planes [2, M, 2C], M a multiple of 8, w_lines [4, C, T l], w_planes [2, C, T p] for each
+    copy of E, bias [T, l], for T tiles of l and p columns.
+    """
+    (_, m, c), columns = lines.shape, epilogue.columns
+    unit = min(columns.unit, ring.depth)
+    tiles = _Tiles(-(-m // (ROWS * CLUSTER)), len(bias), c // ring.depth)
+    if tiles.columns < COMPUTE:
+        raise ValueError(f"{epilogue.name}: {tiles.columns} tile of columns is fewer than the {COMPUTE} warpgroups.")
+    return plgpu.kernel(
+        functools.partial(_body, epilogue, tiles),
+        out_type=epilogue.out_type,
+        scratch_types=[
+            swizzled(tiles.depth, 4, ROWS, ring.depth, unit=unit),
+            swizzled(tiles.depth, 2, 2, ROWS, ring.depth, unit=unit),
+            swizzled(ring.slots, 4, ring.depth, columns.lines, unit=unit),
+            swizzled(ring.slots, 2, ring.depth, columns.planes, unit=unit),
+            plgpu.SMEM((COMPUTE, columns.lines), jnp.float32),
+            plgpu.Barrier(num_barriers=COMPUTE),
+            plgpu.Barrier(num_arrivals=3, num_barriers=tiles.depth),
+            plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=tiles.depth),
+            plgpu.Barrier(num_arrivals=2, num_barriers=COMPUTE * ring.slots),
+            plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=1, num_barriers=ring.slots),
+            epilogue.stage,
+        ],
+        grid=(min(tiles.rows, MULTIPROCESSORS // CLUSTER),),
+        grid_names=("grid",),
+        cluster=(CLUSTER,),
+        cluster_names=("cluster",),
+        num_threads=COMPUTE + 1,
+        thread_name="warpgroup",
+        kernel_name=epilogue.name,
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,  # the hardware's exp2, with relative error below 2^-22
+            unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and only write what it reads
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        ),
+    )(lines, planes, w_lines, w_planes, bias.astype(jnp.float32))
+
+
+class _Tiles(NamedTuple):
+    """Rows of a cluster, tiles of columns, and steps of the contraction."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+class _Scratch(NamedTuple):
+    """The memory of a block, and its barriers."""
+
+    lines: Any
+    planes: Any
+    w_lines: Any
+    w_planes: Any
+    bias: Any
+    bias_loaded: Any
+    rows_loaded: Any
+    rows_consumed: Any
+    loaded: Any  # by warpgroup and slot: a warpgroup waits only for its own tiles
+    consumed: Any
+    stage: Any
+
+
+def _body(epilogue, tiles, *refs):
+    sources, results, scratch = refs[:5], refs[5:-11], _Scratch(*refs[-11:])
+    warpgroup = jax.lax.axis_index("warpgroup")
+    first, stride = jax.lax.axis_index("grid"), jax.lax.axis_size("grid")
+    count = (tiles.rows - first + stride - 1) // stride
+
+    def row_of(n):
+        return ((first + n * stride) * CLUSTER + jax.lax.axis_index("cluster")) * ROWS
+
+    @pl.when(warpgroup == COMPUTE)
+    def _():
+        plgpu.set_max_registers(REGISTERS[1], action="decrease")
+        _load_all(epilogue, tiles, count, row_of, sources, scratch)
+
+    @pl.when(warpgroup < COMPUTE)
+    def _():
+        plgpu.set_max_registers(REGISTERS[0], action="increase")
+
+        @pl.loop(0, count)
+        def _(n):
+            @pl.loop(0, (tiles.columns - warpgroup + COMPUTE - 1) // COMPUTE)
+            def _(i):
+                column = i * COMPUTE + warpgroup
+                bias, bias_loaded = scratch.bias.at[warpgroup], scratch.bias_loaded.at[warpgroup]
+                plgpu.copy_gmem_to_smem(sources[-1].at[column], bias, bias_loaded)
+                sums = _contract(epilogue.columns, tiles, n, column, scratch, warpgroup)
+                plgpu.barrier_wait(bias_loaded)
+                sums[0] += jax.lax.broadcast_in_dim(bias[...], (ROWS, epilogue.columns.lines), (1,))
+                epilogue.store(sums, scratch.stage.at[warpgroup], results, row_of(n), column)
+
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _load_all(epilogue, tiles, count, row_of, sources, scratch):
+    """Load the rows and weights of all tiles, in the order of their use."""
+    lines, planes, w_lines, w_planes, _ = sources
+    slots, depth, columns = scratch.w_lines.shape[0], scratch.w_lines.shape[2], epilogue.columns
+
+    def load_rows(n, k):
+        pl.when(n > 0)(lambda: plgpu.barrier_wait(scratch.rows_consumed.at[k]))
+        load = functools.partial(plgpu.copy_gmem_to_smem, barrier=scratch.rows_loaded.at[k])
+        rows = pl.ds(row_of(n), ROWS)
+        load(lines.at[:, rows, pl.ds(k * depth, depth)], scratch.lines.at[k])
+        for copy in range(2):
+            inner = pl.ds(copy * lines.shape[-1] + k * depth, depth)
+            load(planes.at[:, rows, inner], scratch.planes.at[k, copy])
+
+    @pl.loop(0, count)
+    def _(n):
+        @pl.loop(0, tiles.columns * tiles.depth)
+        def _(step):
+            column, k = step // tiles.depth, step % tiles.depth
+            pl.when(column == 0)(lambda: load_rows(n, k))
+            number = n * tiles.columns * tiles.depth + step
+            slot, inner = number % slots, pl.ds(k * depth, depth)
+            pl.when(number >= slots)(lambda: plgpu.barrier_wait(scratch.consumed.at[slot]))
+            loaded = scratch.loaded.at[column % COMPUTE * slots + slot]
+            share = functools.partial(plgpu.copy_gmem_to_smem, barrier=loaded, collective_axes="cluster")
+            share(w_lines.at[:, inner, pl.ds(column * columns.lines, columns.lines)], scratch.w_lines.at[slot])
+            share(w_planes.at[:, inner, pl.ds(column * columns.planes, columns.planes)], scratch.w_planes.at[slot])
+
+    # The other block of the cluster also signals these barriers: wait for it before exiting.
+    total = count * tiles.columns * tiles.depth
+    pl.loop(jnp.maximum(total - slots, 0), total)(lambda step: plgpu.barrier_wait(scratch.consumed.at[step % slots]))
+
+
+def _contract(columns, tiles, n, column, scratch, warpgroup):
+    """The sums of a tile, float32: of the lines [ROWS, lines], and of the rows of E.
+
+    The products of a step run while the warpgroup waits for the operands of the next.
+    """
+    slots = scratch.w_lines.shape[0]
+    taken, *starts = columns.of_rows
+    first, last = column < COMPUTE, column >= tiles.columns - COMPUTE  # tiles of the warpgroup with these rows
+    start = (n * tiles.columns + column) * tiles.depth
+
+    def release(k):
+        plgpu.barrier_arrive(scratch.consumed.at[(start + k) % slots])
+        pl.when(last)(lambda: plgpu.barrier_arrive(scratch.rows_consumed.at[k]))
+
+    def contract(*sums):
+        @pl.loop(0, tiles.depth)
+        def _(k):
+            slot = (start + k) % slots
+            pl.when(first)(lambda: plgpu.barrier_wait(scratch.rows_loaded.at[k]))
+            plgpu.barrier_wait(scratch.loaded.at[warpgroup * slots + slot])
+            for i in range(4):
+                plgpu.wgmma(sums[i], scratch.lines.at[k, i], scratch.w_lines.at[slot, i])
+            for row in range(2):
+                for copy in range(2):
+                    weights = scratch.w_planes.at[slot, copy, :, pl.ds(starts[row], taken)]
+                    plgpu.wgmma(sums[4 + row], scratch.planes.at[k, copy, row], weights)
+            plgpu.wgmma_wait(8)  # all but this step's products
+            pl.when(k > 0)(lambda: release(k - 1))
+
+        plgpu.wgmma_wait(0)
+        release(tiles.depth - 1)
+        return [ref[...] for ref in sums]
+
+    acc = plgpu.ACC  # public, but not exported explicitly  # pyright: ignore[reportPrivateImportUsage]
+    narrow, wide = acc((ROWS, columns.lines), jnp.float32), acc((ROWS, taken), jnp.float32)
+    return list(pl.run_scoped(contract, *[narrow] * 4, wide, wide))

@@ -1,0 +1,36 @@
+"""The branch with attention on a Hopper GPU, in three kernels around cuDNN's attention.
+
+The norm reads the stream and writes bfloat16; the first map writes q, k and v head by head, as cuDNN takes them; the
+second map, the layer scale and the sum read the result irrep by irrep, and the stream, and write the stream.
+"""
+
+import jax
+
+from kernels.attention import attend
+from kernels.hopper import heads as heads_kernel
+from kernels.hopper import residual
+from kernels.norm import Norm
+from kernels.octic_branch import gpu
+from kernels.octic_branch.reference import Weights
+
+NAME = "octic_attention"
+
+
+def supported(lines: jax.Array, weights: Weights, heads: int, norm: Norm) -> bool:
+    """Whether there are kernels for these dtypes, widths and heads."""
+    c, dtype = lines.shape[-1], weights.first_lines.dtype
+    maps = heads_kernel.supported(c, heads, dtype) and residual.supported(c, c, dtype, lines.dtype)
+    return gpu.supported(lines, weights) and maps
+
+
+def forward(
+    lines: jax.Array, planes: jax.Array, *weights: jax.Array, heads: int, norm: Norm
+) -> tuple[jax.Array, jax.Array]:
+    """The branch; arrays as in `octic_attention`."""
+    w, x = Weights(*weights), (gpu.rows(lines), gpu.rows(planes))
+    qkv = heads_kernel.forward(*gpu.normed(*x, w, norm), *w.first[0], w.first_bias, heads=heads)
+    of_images = (a.reshape(-1, lines.shape[-2], *a.shape[1:]).swapaxes(1, 2) for a in qkv)
+    attended = attend(*of_images).swapaxes(1, 2)
+    apart = heads_kernel.apart(attended.reshape(-1, *attended.shape[2:]))
+    y = residual.forward(*x, apart, *w.second[0], w.second_bias, w.scale_lines, w.scale_planes)
+    return y[0].reshape(lines.shape), y[1].reshape(planes.shape)

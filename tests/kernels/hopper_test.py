@@ -1,0 +1,188 @@
+"""The Hopper kernels of octic branches: values in the GPU interpreter, which the newest JAX has, and lowering."""
+
+import functools
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels
+from experiments.benchmarks.field_shapes import Shape
+from kernels import dispatch
+from kernels.hopper import gelu, heads, norm, residual, rows
+from kernels.isotypic_attention import irrep_by_irrep
+from kernels.isotypic_linear import linear
+from kernels.norm import Norm
+from kernels.norm.reference import normalise
+from kernels.octic_branch import Weights, octic_attention, octic_mlp
+from kernels.octic_branch.gpu import MAPS
+from kernels.octic_linear_gelu.reference import octic_linear_gelu
+from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, widen
+
+NORM = Norm(1e-5, 0.5)
+
+
+@pytest.fixture
+def interpreter(monkeypatch):
+    """Kernels run in the interpreter, which also raises where two accesses race; few blocks, so that each has work."""
+    if not hasattr(plgpu, "force_gpu_interpret_mode"):
+        pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
+    monkeypatch.setattr(norm, "MULTIPROCESSORS", 1)
+    monkeypatch.setattr(norm, "BLOCKS", 1)
+    monkeypatch.setattr(residual, "MULTIPROCESSORS", residual.CLUSTER)
+    monkeypatch.setattr(rows, "MULTIPROCESSORS", rows.CLUSTER)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        yield
+
+
+def exactly(function, *arrays):
+    """The function with all products in float32."""
+    with jax.default_matmul_precision("highest"):
+        return function(*widen(arrays))
+
+
+@pytest.mark.parametrize("m, c, dtype", [(37, 160, "float32"), (21, 96, "bfloat16"), (8, 128, "float32")])
+def test_the_norm_is_the_reference_s(m, c, dtype, interpreter):
+    field, vectors = draw([(4, m, c), (2, m, 2 * c)], dtype), draw([(4, c), (2 * c,), (c,)], "float32", seed=1)
+    found = jax.jit(functools.partial(norm.forward, norm=NORM, dtype=jnp.bfloat16))(*field, *vectors)
+    scale_lines, scale_planes, bias = vectors
+    assert_near(found, normalise(widen(field), (scale_lines, scale_planes), bias, NORM), absolute=1e-5)
+
+
+def by_components(lines, planes):
+    """A field as [8, *B, N, C]: A1, A2, B1, B2, both rows of the first copy of E, both of the second."""
+    return jnp.concatenate([lines, *jnp.split(planes, 2, axis=-1)])
+
+
+def draw_sum(m, f, c, stream):
+    """Arguments of `residual.forward`, with terms of the same size."""
+    x, h = draw([(4, m, c), (2, m, 2 * c)], stream), draw([(8, m, f)], "bfloat16", seed=1)
+    w = draw([(4, f, c)], "bfloat16", 2, f**-0.5) + draw([(2 * f, 2 * c)], "bfloat16", 3, (2 * f) ** -0.5)
+    return (*x, *h, *w, *draw([(c,), (4, c), (2 * c,)], "float32", 4))
+
+
+def residual_reference(x_lines, x_planes, h, w_lines, w_planes, bias, scale_lines, scale_planes):
+    field = h[:4], jnp.concatenate([h[4:6], h[6:]], axis=-1)
+    lines, planes = linear(field, ((w_lines, w_planes), bias))
+    return x_lines + scale_lines[:, None] * lines, x_planes + scale_planes * planes
+
+
+@pytest.mark.parametrize(
+    "m, f, c, stream", [(130, 96, 96, "float32"), (37, 64, 32, "bfloat16"), (300, 32, 160, "float32")]
+)
+def test_the_residual_sum_is_the_reference_s(m, f, c, stream, interpreter):
+    arrays = draw_sum(m, f, c, stream)
+    assert_near(jax.jit(residual.forward)(*arrays), exactly(residual_reference, *arrays), absolute=1e-5)
+
+
+def test_other_tiles_give_the_same_sum(interpreter):
+    arrays = draw_sum(70, 64, 64, "float32")
+    tile = residual.Tile(width=32, depth=64, slots=2)
+    found = jax.jit(functools.partial(residual.forward, tile=tile))(*arrays)
+    assert_near(found, exactly(residual_reference, *arrays), absolute=1e-5)
+
+
+@pytest.mark.parametrize("m, c, f", [(197, 32, 96), (8, 96, 64), (130, 16, 128)])
+def test_the_gelu_is_the_reference_s(m, c, f, interpreter):
+    arrays = draw_arguments(Shape("", (), m, c, f), "bfloat16")
+    found = jax.jit(gelu.forward)(*arrays)
+    assert_near([found], [by_components(*exactly(octic_linear_gelu, *arrays))])
+
+
+@pytest.mark.parametrize("m, width, number", [(37, 32, 4), pytest.param(70, 80, 8, id="10 channels"), (8, 64, 4)])
+def test_heads_are_the_reference_s_and_come_apart(m, width, number, interpreter):
+    field = draw([(4, m, width), (2, m, 2 * width)], "bfloat16")
+    w = draw([(4, width, 3 * width)], "bfloat16", 1, width**-0.5)
+    w += draw([(2 * width, 6 * width)], "bfloat16", 2, (2 * width) ** -0.5) + draw([(3 * width,)], "float32", 3)
+    found = jax.jit(functools.partial(heads.forward, heads=number))(*field, *w)
+    lines, planes = exactly(lambda *a: linear(a[:2], (a[2:4], a[4])), *field, *w)
+    for y, k in zip(found, range(3), strict=True):
+        part = [leaf[..., k * (n := leaf.shape[-1] // 3) : (k + 1) * n] for leaf in (lines, planes)]
+        assert_near([heads.apart(y)], [by_components(*part)])
+
+
+def test_an_order_that_differs_is_caught():
+    y = jnp.arange(2 * 8 * 80).reshape(2, 8, 80)
+    assert (heads.apart(y) != by_components(*irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2))).any()
+    y = y[..., :64]  # heads of 8 channels are in the order of the reference
+    np.testing.assert_array_equal(heads.apart(y), by_components(*irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2)))
+
+
+def mixed(arrays):
+    """Arguments of a branch in float32, with the maps in bfloat16."""
+    lines, planes, *weights = arrays
+    w = Weights(*weights)
+    return (lines, planes, *w._replace(**{name: getattr(w, name).astype(jnp.bfloat16) for name in MAPS}))
+
+
+def mlp(implementation, lines, planes, *weights):
+    return octic_mlp(lines, planes, Weights(*weights), NORM, implementation=implementation)
+
+
+def attention(implementation, lines, planes, *weights):
+    return octic_attention(lines, planes, Weights(*weights), lines.shape[-1] // 8, NORM, implementation=implementation)
+
+
+def attention_arrays(shape):
+    field, c = draw(shape.field(shape.channels), "float32"), shape.channels
+    deviations = (1, 1, 1, c**-0.5, (2 * c) ** -0.5, 1, c**-0.5, (2 * c) ** -0.5, 1, 1, 1)
+    weights = draw(shape.attention_branch(), "float32", 1, 1.0)
+    return (*field, *(w * d for w, d in zip(weights, deviations, strict=True)))
+
+
+BRANCHES = {  # more rows than a tile, two batch axes
+    "mlp": (mlp, draw_branch, Shape("", (2, 1), 37, 32, 64)),
+    "attention": (attention, attention_arrays, Shape("", (2,), 37, 32, 0)),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_branch_loses_less_than_plain_xla_s(name, interpreter):
+    """Both round the factors of the products, and the kernels less of what is in between."""
+    branch, arguments, shape = BRANCHES[name]
+    arrays = mixed(arguments(shape) if name == "attention" else arguments(shape, "float32"))
+    ours, plain = (jax.jit(functools.partial(branch, i))(*arrays) for i in ("gpu", "xla"))
+    exact = exactly(functools.partial(branch, "xla"), *arrays)
+    for a, b, truth in zip(ours, plain, exact, strict=True):
+        assert a.dtype == b.dtype == jnp.float32
+        a, b = np.asarray(a) - truth, np.asarray(b) - truth
+        assert 0 < np.square(a).mean() <= np.square(b).mean()
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
+    sizes = {"mlp": ("mlp_branch", ["octic_norm", "octic_mlp_gelu", "octic_residual"])}
+    sizes["attention"] = ("attention_branch", ["octic_norm", "octic_heads", "octic_residual"])
+    branch, (weights, expected) = BRANCHES[name][0], sizes[name]
+    shape = Shape("", (8,), 197, 96, 384)
+    shapes = [*shape.field(shape.channels), *getattr(shape, weights)()]
+    types = [jnp.bfloat16 if field in MAPS else jnp.float32 for field in ("", "", *Weights._fields)]
+    arrays = [jax.ShapeDtypeStruct(*pair) for pair in zip(shapes, types, strict=True)]
+
+    def found(function, using="gpu"):
+        with kernels.using(using):
+            text = jax.jit(lambda *a: function("auto", *a)).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+        return [kernel for kernel in expected if rf"\00{kernel}_mosaic_gpu\00" in text]
+
+    def gradient(*arguments):
+        loss = lambda *a: sum(y.sum() for y in branch(arguments[0], *a))  # noqa: E731
+        return jax.grad(loss)(*arguments[1:])
+
+    assert found(branch) == expected
+    assert found(branch, "auto") == [] and found(gradient) == []
+    monkeypatch.setattr(dispatch, "hopper", lambda: False)
+    assert found(branch) == []
+
+
+def test_what_is_supported():
+    for c, f in ((96, 384), (128, 512), (160, 640)):  # ViT-B, ViT-L, ViT-H
+        assert norm.supported(c, jnp.float32) and residual.supported(f, c, jnp.bfloat16, jnp.float32)
+        assert gelu.supported(c, f, jnp.bfloat16) and not gelu.supported(c, f, jnp.float32)
+    assert all(heads.supported(c, n, jnp.bfloat16) for c, n in ((96, 12), (128, 16), (128, 8), (160, 16)))
+    assert not norm.supported(48, jnp.float32)  # a warp holds 32 channels
+    assert not gelu.supported(208, 1024, jnp.bfloat16)  # ViT-G: shared memory does not hold 64 rows
+    assert not heads.supported(208, 16, jnp.bfloat16) and not heads.supported(96, 8, jnp.bfloat16)  # 13 and 12 channels
+    for c in (96, 128, 160):  # a register of a thread holds what a tile needs, and shared memory what is staged
+        assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
