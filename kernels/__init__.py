@@ -6,7 +6,8 @@ The operation itself, in `__init__.py`, checks its arguments and chooses the imp
 chooses when a program is lowered, among kernels that have run on such a chip.  `using` changes what "auto" means
 (`dispatch.py`).
 
-`tpu/` holds code shared by the TPU kernels; `pointwise.py` has the octic GELU's arithmetic for kernels of any backend.
+`tpu/` holds code shared by the TPU kernels, and `hopper/` the kernels that make up octic branches on a GPU;
+`pointwise.py` has the octic GELU's arithmetic for kernels of any backend.
 """
 
 from kernels.dispatch import using

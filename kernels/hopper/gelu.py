@@ -1,4 +1,9 @@
-"""The first linear map of an octic MLP and its GELU on a Hopper GPU: `rows.multiply` with a GELU of whole fields."""
+"""The first linear map of an octic MLP and its GELU on a Hopper GPU: `rows.multiply` with a GELU of whole fields.
+
+A GELU in the regular basis takes about 19 instructions for each value, so 2,400 cycles for a tile of 64 rows and 32
+channels.  Its products take 1,920 cycles at the tensor cores' peak, for the 160 channels of ViT-H.  One after the other
+would halve the speed, so the warpgroups take turns.
+"""
 
 import jax
 import jax.experimental.pallas as pl

@@ -1,15 +1,20 @@
 """The product of a field with all weights of a linear map on a Hopper GPU (Pallas, Mosaic GPU), in bfloat16.
 
 A block holds 64 rows of the field, all their channels, in shared memory, and multiplies them with one tile of columns
-after the other, so that the field is read once.  Two warpgroups take turns: one has the eight components of a tile of
-columns in its registers and multiplies, while the other applies an epilogue to the float32 sums of its own tile and
-stores the result.  An epilogue sees whole fields.
+after the other, so that the field is read once (more often where clusters would otherwise be idle at the end).  Two
+warpgroups take turns: one has the eight components of a tile of columns in its registers and multiplies, while the
+other applies an epilogue to the float32 sums of its own tile and stores the result.  An epilogue sees whole fields.
 
 A third warpgroup only issues loads: the tensor memory accelerator (TMA) fills a ring buffer in shared memory with the
 weights, `depth` channels of the contraction at a time, and replaces the rows, `depth` channels at a time, as soon as
 the last tile has used them.  The ring is filled in the order of the tiles, so the warpgroups alternate by themselves.
 Blocks of a cluster work on neighbouring rows and load the weights together (multicast).  Reads past the last row give
 zero, and writes past it are dropped.
+
+Two warpgroups with 232 registers and one with 40 fill a multiprocessor, as the rows fill its shared memory, so there is
+one block on each.  What bounds the products is shared memory, at 128 bytes a cycle: a tile of 32 columns reads 28 KB of
+operands for 16 channels of the contraction, and writes 8 KB of weights, in 288 cycles, where the tensor cores need 192.
+(With rows that were loaded for every tile it would be 416.)
 """
 
 import functools
@@ -113,9 +118,7 @@ def multiply(
     """
     (_, m, c), columns = lines.shape, epilogue.columns
     unit = min(columns.unit, ring.depth)
-    tiles = _Tiles(-(-m // (ROWS * CLUSTER)), len(bias), c // ring.depth)
-    if tiles.columns < COMPUTE:
-        raise ValueError(f"{epilogue.name}: {tiles.columns} tile of columns is fewer than the {COMPUTE} warpgroups.")
+    tiles = _Tiles.cut(-(-m // (ROWS * CLUSTER)), len(bias), c // ring.depth)
     return plgpu.kernel(
         functools.partial(_body, epilogue, tiles),
         out_type=epilogue.out_type,
@@ -132,7 +135,7 @@ def multiply(
             plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=1, num_barriers=ring.slots),
             epilogue.stage,
         ],
-        grid=(min(tiles.rows, MULTIPROCESSORS // CLUSTER),),
+        grid=(min(tiles.count, MULTIPROCESSORS // CLUSTER),),
         grid_names=("grid",),
         cluster=(CLUSTER,),
         cluster_names=("cluster",),
@@ -148,11 +151,31 @@ def multiply(
 
 
 class _Tiles(NamedTuple):
-    """Rows of a cluster, tiles of columns, and steps of the contraction."""
+    """Parts of the result, of the rows of a cluster; tiles of columns in a part, and steps of the contraction."""
 
-    rows: int
+    count: int
     columns: int
     depth: int
+    parts: int  # of the same rows
+
+    @classmethod
+    def cut(cls, rows: int, columns: int, depth: int):
+        """As few parts of the same rows as possible, but so that the clusters finish at nearly the same time."""
+
+        def time(parts):
+            return -(-rows * parts // (MULTIPROCESSORS // CLUSTER)) / parts
+
+        most = columns // COMPUTE  # each warpgroup has a tile of every part
+        if not most:
+            raise ValueError(f"rows.multiply: {columns} tile of columns must be at least {COMPUTE}, one a warpgroup.")
+        parts = min((p for p in range(1, min(most, 4) + 1) if columns % p == 0), key=time)
+        return cls(rows * parts, columns // parts, depth, parts)
+
+    def at(self, n):
+        """First row of this block, and first tile of columns, of its n-th part."""
+        number = jax.lax.axis_index("grid") + n * jax.lax.axis_size("grid")
+        row = (number // self.parts * CLUSTER + jax.lax.axis_index("cluster")) * ROWS
+        return row, number % self.parts * self.columns
 
 
 class _Scratch(NamedTuple):
@@ -175,15 +198,12 @@ def _body(epilogue, tiles, *refs):
     sources, results, scratch = refs[:5], refs[5:-11], _Scratch(*refs[-11:])
     warpgroup = jax.lax.axis_index("warpgroup")
     first, stride = jax.lax.axis_index("grid"), jax.lax.axis_size("grid")
-    count = (tiles.rows - first + stride - 1) // stride
-
-    def row_of(n):
-        return ((first + n * stride) * CLUSTER + jax.lax.axis_index("cluster")) * ROWS
+    count = (tiles.count - first + stride - 1) // stride
 
     @pl.when(warpgroup == COMPUTE)
     def _():
         plgpu.set_max_registers(REGISTERS[1], action="decrease")
-        _load_all(epilogue, tiles, count, row_of, sources, scratch)
+        _load_all(epilogue, tiles, count, sources, scratch)
 
     @pl.when(warpgroup < COMPUTE)
     def _():
@@ -191,28 +211,30 @@ def _body(epilogue, tiles, *refs):
 
         @pl.loop(0, count)
         def _(n):
+            row, first_column = tiles.at(n)
+
             @pl.loop(0, (tiles.columns - warpgroup + COMPUTE - 1) // COMPUTE)
             def _(i):
                 column = i * COMPUTE + warpgroup
                 bias, bias_loaded = scratch.bias.at[warpgroup], scratch.bias_loaded.at[warpgroup]
-                plgpu.copy_gmem_to_smem(sources[-1].at[column], bias, bias_loaded)
+                plgpu.copy_gmem_to_smem(sources[-1].at[first_column + column], bias, bias_loaded)
                 sums = _contract(epilogue.columns, tiles, n, column, scratch, warpgroup)
                 plgpu.barrier_wait(bias_loaded)
                 sums[0] += jax.lax.broadcast_in_dim(bias[...], (ROWS, epilogue.columns.lines), (1,))
-                epilogue.store(sums, scratch.stage.at[warpgroup], results, row_of(n), column)
+                epilogue.store(sums, scratch.stage.at[warpgroup], results, row, first_column + column)
 
         plgpu.wait_smem_to_gmem(0)
 
 
-def _load_all(epilogue, tiles, count, row_of, sources, scratch):
+def _load_all(epilogue, tiles, count, sources, scratch):
     """Load the rows and weights of all tiles, in the order of their use."""
     lines, planes, w_lines, w_planes, _ = sources
     slots, depth, columns = scratch.w_lines.shape[0], scratch.w_lines.shape[2], epilogue.columns
 
-    def load_rows(n, k):
+    def load_rows(n, row, k):
         pl.when(n > 0)(lambda: plgpu.barrier_wait(scratch.rows_consumed.at[k]))
         load = functools.partial(plgpu.copy_gmem_to_smem, barrier=scratch.rows_loaded.at[k])
-        rows = pl.ds(row_of(n), ROWS)
+        rows = pl.ds(row, ROWS)
         load(lines.at[:, rows, pl.ds(k * depth, depth)], scratch.lines.at[k])
         for copy in range(2):
             inner = pl.ds(copy * lines.shape[-1] + k * depth, depth)
@@ -220,15 +242,18 @@ def _load_all(epilogue, tiles, count, row_of, sources, scratch):
 
     @pl.loop(0, count)
     def _(n):
+        row, first_column = tiles.at(n)
+
         @pl.loop(0, tiles.columns * tiles.depth)
         def _(step):
             column, k = step // tiles.depth, step % tiles.depth
-            pl.when(column == 0)(lambda: load_rows(n, k))
+            pl.when(column == 0)(lambda: load_rows(n, row, k))
             number = n * tiles.columns * tiles.depth + step
             slot, inner = number % slots, pl.ds(k * depth, depth)
             pl.when(number >= slots)(lambda: plgpu.barrier_wait(scratch.consumed.at[slot]))
             loaded = scratch.loaded.at[column % COMPUTE * slots + slot]
             share = functools.partial(plgpu.copy_gmem_to_smem, barrier=loaded, collective_axes="cluster")
+            column += first_column
             share(w_lines.at[:, inner, pl.ds(column * columns.lines, columns.lines)], scratch.w_lines.at[slot])
             share(w_planes.at[:, inner, pl.ds(column * columns.planes, columns.planes)], scratch.w_planes.at[slot])
 

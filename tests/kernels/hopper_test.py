@@ -77,11 +77,23 @@ def test_the_residual_sum_is_the_reference_s(m, f, c, stream, interpreter):
     assert_near(jax.jit(residual.forward)(*arrays), exactly(residual_reference, *arrays), absolute=1e-5)
 
 
-def test_other_tiles_give_the_same_sum(interpreter):
+def test_other_tiles_give_the_same_sum_and_a_wrong_one_is_caught(interpreter):
     arrays = draw_sum(70, 64, 64, "float32")
     tile = residual.Tile(width=32, depth=64, slots=2)
     found = jax.jit(functools.partial(residual.forward, tile=tile))(*arrays)
     assert_near(found, exactly(residual_reference, *arrays), absolute=1e-5)
+    *_, h, w_lines, w_planes, bias, scale_lines, scale_planes = widen(arrays)
+    wrong = {
+        "rows of E": (h[jnp.array([0, 1, 2, 3, 5, 4, 7, 6])], w_lines, w_planes, bias, scale_lines, scale_planes),
+        "copies of E": (h, w_lines, jnp.roll(w_planes, 64, axis=0), bias, scale_lines, scale_planes),
+        "irreps of the weights": (h, w_lines[::-1], w_planes, bias, scale_lines, scale_planes),
+        "no bias": (h, w_lines, w_planes, 0 * bias, scale_lines, scale_planes),
+        "irreps of the layer scale": (h, w_lines, w_planes, bias, scale_lines[::-1], scale_planes),
+        "copies of the layer scale": (h, w_lines, w_planes, bias, scale_lines, jnp.roll(scale_planes, 64)),
+    }
+    for name, others in wrong.items():
+        other = residual_reference(*arrays[:2], *others)
+        assert max(np.abs(a - b).max() for a, b in zip(found, other, strict=True)) > 0.1, name
 
 
 @pytest.mark.parametrize("m, c, f", [(197, 32, 96), (8, 96, 64), (130, 16, 128)])
@@ -89,6 +101,13 @@ def test_the_gelu_is_the_reference_s(m, c, f, interpreter):
     arrays = draw_arguments(Shape("", (), m, c, f), "bfloat16")
     found = jax.jit(gelu.forward)(*arrays)
     assert_near([found], [by_components(*exactly(octic_linear_gelu, *arrays))])
+
+
+def test_parts_of_the_same_rows_go_to_different_clusters(interpreter, monkeypatch):
+    monkeypatch.setattr(rows, "MULTIPROCESSORS", 2 * rows.CLUSTER)
+    assert rows._Tiles.cut(1, 4, 1).parts == 2
+    arrays = draw_arguments(Shape("", (), 37, 16, 128), "bfloat16")
+    assert_near([jax.jit(gelu.forward)(*arrays)], [by_components(*exactly(octic_linear_gelu, *arrays))])
 
 
 @pytest.mark.parametrize("m, width, number", [(37, 32, 4), pytest.param(70, 80, 8, id="10 channels"), (8, 64, 4)])
