@@ -69,6 +69,10 @@ def _natural(heads: int, width: int) -> tuple[int, ...]:
 
 def _by_irrep(*parts):
     """Arrays [M, 8C] side by side in each irrep: k of them to [4, M, k C] and [2, M, 2k C]."""
-    halves = zip(*(jnp.split(x, 2, axis=1) for x in parts), strict=True)
-    joined = (jnp.concatenate([a.reshape(len(a), n, -1) for a in half], -1) for half, n in zip(halves, (4, 2), strict=True))
-    return tuple(jnp.moveaxis(a, 1, 0) for a in joined)
+    lines, planes = zip(*(jnp.split(x, 2, axis=1) for x in parts), strict=True)
+    return _joined(lines, 4), _joined(planes, 2)
+
+
+def _joined(parts, number):
+    rows = [x.reshape(len(x), number, -1) for x in parts]
+    return jnp.moveaxis(jnp.concatenate(rows, axis=-1), 1, 0)

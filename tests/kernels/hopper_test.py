@@ -12,14 +12,16 @@ import kernels
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
 from kernels.hopper import gelu, heads, norm, residual, rows
+from kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from kernels.isotypic_attention import irrep_by_irrep
+from kernels.isotypic_attention.reference import isotypic_attention as plain_attention
 from kernels.isotypic_linear import linear
 from kernels.norm import Norm
 from kernels.norm.reference import normalise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
-from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, widen
+from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
 
@@ -190,7 +192,8 @@ def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
         return jax.grad(loss)(*arguments[1:])
 
     assert found(branch) == expected
-    assert found(branch, "auto") == [] and found(gradient) == []
+    assert found(branch, "auto") == []
+    assert found(gradient) == [kernel for kernel in expected if kernel == "octic_heads"]  # the only one for training
     monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert found(branch) == []
 
@@ -205,3 +208,29 @@ def test_what_is_supported():
     assert not heads.supported(208, 16, jnp.bfloat16) and not heads.supported(96, 8, jnp.bfloat16)  # 13 and 12 channels
     for c in (96, 128, 160):  # a register of a thread holds what a tile needs, and shared memory what is staged
         assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
+
+
+@pytest.mark.parametrize("batch, width, number", [((2,), 32, 4), pytest.param((1, 2), 80, 8, id="10 channels")])
+def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, interpreter, monkeypatch):
+    """By the heads of the kernel, whose order a wrong permutation would betray."""
+    tokens = 21
+    field = draw([(4, *batch, tokens, width), (2, *batch, tokens, 2 * width)], "bfloat16", scale=1.0)
+    qkv = draw([(4, width, 3 * width), (2 * width, 6 * width)], "bfloat16", 1, width**-0.5)
+    proj = draw([(4, width, width), (2 * width, 2 * width)], "bfloat16", 2, width**-0.5)
+    biases, slopes = draw([(3 * width,), (width,)], "float32", 3), draw([a.shape for a in field], "bfloat16", 4)
+    arrays = (*field, *qkv, *proj, *biases)
+
+    def both(attention):
+        def on(lines, planes, q_lines, q_planes, p_lines, p_planes, q_bias, p_bias):
+            return attention((lines, planes), ((q_lines, q_planes), q_bias), ((p_lines, p_planes), p_bias), number)
+
+        return value_and_gradient(on, arrays, slopes)
+
+    expected, found = both(plain_attention), both(isotypic_attention_gpu.attention)
+    errors = [
+        float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(widen(found), widen(expected), strict=True)
+    ]
+    assert max(errors) < 0.03  # queries and logits are rounded at other places
+    order = isotypic_attention_gpu._natural(number, 8 * width // number)
+    monkeypatch.setattr(isotypic_attention_gpu, "_natural", lambda *_: order[::-1])
+    assert float(jnp.abs(both(isotypic_attention_gpu.attention)[0].astype(float) - expected[0]).max()) > 0.1
