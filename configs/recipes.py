@@ -106,7 +106,7 @@ def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None
 def small_deit3(c: ConfigDict, patch: int) -> None:
     """`small` for DeiT III: four patches per side, so that quarter turns move patches; sixteen octic channels."""
     tiny = dict(width=64, depth=4, num_heads=2, mlp_dim=128, num_classes=10)
-    small(c, batch_size=12, image_size=(4 * patch, 4 * patch), **tiny)
+    small(c, batch_size=24, image_size=(4 * patch, 4 * patch), **tiny)
 
 
 # Hierarchical ViTs as in their public codes for ImageNet-1k on eight GPUs; `small` is for `:quicktest`.

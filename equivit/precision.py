@@ -6,6 +6,7 @@ stream stay in float32.  In bfloat16 the stream would lose most of the blocks' c
 when layer scales are 1e-4.
 """
 
+import dataclasses
 import functools
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
+from kernels import gathering
 
 PRECISIONS = ("float32", "mixed", "bfloat16")
 M = TypeVar("M", bound=nnx.Module)
@@ -35,6 +37,16 @@ def cast(module: M, precision: str) -> M:
     rounded = [path for path, variable in flat if _is_rounded(variable, precision)]
     arrays = dict(zip(rounded, _in_bfloat16([dict(flat)[path].get_value() for path in rounded]), strict=True))
     return nnx.merge(graph, nnx.from_flat_state([(p, v.replace(arrays.get(p, v.get_value()))) for p, v in flat]))
+
+
+@dataclasses.dataclass(frozen=True)
+class AtUse:
+    """Parameters as a training step computes with them (`layers.stack.used`): rounded, then whole on every device."""
+
+    precision: str
+
+    def __call__(self, module: M) -> M:
+        return gathering.gathered(cast(module, self.precision))
 
 
 def _is_rounded(variable: nnx.Variable, precision: str) -> bool:

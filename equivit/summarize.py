@@ -1,9 +1,11 @@
-"""Print a model's costs: parameters, multiply-adds by kind, the papers' figures, and the memory of a compiled step.
+"""Print a model's costs: parameters, multiply-adds by kind, the papers' figures, and the compiled step on any GPUs.
 
     python -m equivit.summarize --config=configs/octic_h.py:H8 --memory
+    python -m equivit.summarize --config=configs/octic_h.py:H8 --config.mesh.fsdp=8 --target=h200x8
     python -m equivit.summarize --model=octic_vit_h14 --model.family=I8 --json
 
-Everything is computed from shapes, so any machine can summarize a model of any size.
+Everything is computed from shapes, so any machine can summarize a model of any size.  With --target the training step
+is compiled for GPUs that are not present (`targets`).
 """
 
 import argparse
@@ -19,7 +21,9 @@ from equivit import command
 
 if TYPE_CHECKING:
     from equivit.models.model import ModelModule
+    from equivit.targets import Target
 
+EXAMPLES = {"tfds:imagenet2012": 1_281_167}  # of data that need not be here to summarize
 FIGURES = ("macs", "fvcore", "fvcore_unfused", "linear_and_norms", "double_macs")  # of `costs.Costs`
 
 
@@ -36,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--config", help="configs/FILE.py or configs/FILE.py:MODE")
     what.add_argument("--model", help="a name of the zoo, such as octic_vit_h14")
     parser.add_argument("--memory", action="store_true", help="also compile a forward pass and a training step; slower")
+    parser.add_argument("--target", help="also compile the training step for these GPUs: h200x8, h100x64, a100")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -44,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.training import config as configs
 
+    target, devices = _described(options.target)  # before all work, which a missing plugin would make useless
     if options.config:
         config, notes = _completed(configs.load(options.config, command.changes(rest, _parser())))
     else:
@@ -52,10 +58,25 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     summary["notes"] += notes
     if options.memory:
         summary |= {"batch_size": config.batch_size, "memory": memory(config)}
+    if target:
+        summary |= {"batch_size": config.batch_size, "target": on_target(config, target, devices)}
     if options.json:
         print(json.dumps(summary))
     else:
         _print(summary)
+
+
+def _described(text: str | None) -> tuple["Target | None", list]:
+    """The target that a text names, and its devices."""
+    import jax
+
+    from equivit import targets
+
+    if text is None:
+        return None, []
+    jax.config.update("jax_platforms", "cpu")  # otherwise JAX looks for CUDA libraries and refuses the plugin
+    target = targets.parse(text)
+    return target, targets.devices(target)
 
 
 def _named(name: str, changes: list[str]) -> ConfigDict:
@@ -131,22 +152,65 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     """
     import jax
 
-    from equivit.training import build, sharding
-    from equivit.training.teachers import load_teachers
+    from equivit.training import sharding
 
     mesh = sharding.create_mesh(config.mesh)
-    sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     model = _abstract_model(config)
-    evaluated, trained = (_batch(config, model.config.input_shape[-1], mesh, training=t) for t in (False, True))
+    batch = _batch(config, model.config.input_shape[-1], mesh, training=False)
+    with jax.set_mesh(mesh):
+        return {
+            "forward": _bytes(_forward_pass(config, model, mesh, batch)),
+            "train": _bytes(_training_step(config, model, mesh)),
+        }
+
+
+def on_target(config: ConfigDict, target: "Target", devices: list) -> dict[str, Any]:
+    """Compile the training step of a config for GPUs that are not present, and account for it.
+
+    Returns `targets.estimate`, with "mesh" ({axis: size}).
+
+    Args:
+      devices: from `targets.devices`.
+
+    Raises ValueError if the batch does not fit the mesh.
+    """
+    import jax
+
+    from equivit import targets
+    from equivit.training import sharding
+
+    mesh = sharding.create_mesh(config.mesh, devices)
+    with jax.set_mesh(mesh), targets.lowering_for(target):
+        compiled = targets.compiled(_training_step(config, _abstract_model(config), mesh))
+    return {"mesh": dict(mesh.shape), **targets.estimate(compiled, target, _steps(config))}
+
+
+def _steps(config: ConfigDict) -> int | None:
+    """Steps of the whole run; None if they depend on data that are not here."""
+    from equivit.data import sources
+    from equivit.training.loop import total_steps
+
+    if config.steps is not None:
+        return config.steps
+    try:
+        examples = len(sources.open_source(config.data, config.data.split))
+    except FileNotFoundError:
+        examples = EXAMPLES.get(config.data.source)
+    return examples and total_steps(config, examples // config.batch_size)
+
+
+def _training_step(config, model, mesh):
+    """Lower the training step of a config, as `train` does, with abstract arrays."""
+    from equivit import logical
+    from equivit.training import build
+    from equivit.training.teachers import load_teachers
+
     complete = config.copy_and_resolve_references().unlock()
     complete.model.num_classes = model.config.num_classes
-    with jax.set_mesh(mesh):
-        # The length of the run is a constant in the step; any length above the warm-up works.
-        run = build.make_program(complete, mesh, total=10**9, per_epoch=1, teachers=load_teachers(complete))
-        return {
-            "forward": _bytes(_forward_pass(config, model, mesh, evaluated)),
-            "train": _bytes(run.lower(trained)),
-        }
+    teachers = {name: logical.abstract(teacher) for name, teacher in load_teachers(complete).items()}
+    # The length of the run is a constant in the step; any length above the warm-up works.
+    run = build.make_program(complete, mesh, total=10**9, per_epoch=1, teachers=teachers)
+    return run.lower(_batch(config, model.config.input_shape[-1], mesh, training=True))
 
 
 def _forward_pass(config, model, mesh, batch):
@@ -155,6 +219,7 @@ def _forward_pass(config, model, mesh, batch):
 
     from equivit import logical, precision
     from equivit.data.pixels import normalize
+    from equivit.layers.stack import used
     from equivit.training import sharding
 
     arrays = jax.eval_shape(logical.take, model)
@@ -163,20 +228,21 @@ def _forward_pass(config, model, mesh, batch):
 
     @jax.jit
     def forward(model, images):
-        model = precision.cast(model, config.precision)
+        model = used(model, precision.AtUse(config.precision))
         return _forward(model, normalize(images, config.data.mean, config.data.std))
 
     return forward.lower(logical.put(model, on_mesh), batch["image"])
 
 
 def _batch(config, channels, mesh, *, training) -> dict[str, Any]:
-    """The abstract global batch."""
+    """The abstract global batch; ValueError if it does not fit the mesh."""
     import jax
 
     from equivit.data import loader
     from equivit.objectives.registry import OBJECTIVES
     from equivit.training import sharding
 
+    sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     objective = OBJECTIVES[config.objective.name]
     shapes = loader.shapes(
         config.data,
@@ -186,7 +252,7 @@ def _batch(config, channels, mesh, *, training) -> dict[str, Any]:
         entries=objective.entries,
         transform=objective.transform_of(config),
     )
-    rows = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    rows = jax.sharding.NamedSharding(mesh, sharding.batch(mesh))
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in shapes.items()}
 
 
@@ -244,8 +310,20 @@ def _print(summary: dict) -> None:
         parts = ("arguments", "outputs", "temporaries", "peak")
         rows = [(step, *(f"{m[part] / 2**20:,.1f}" for part in parts)) for step, m in summary["memory"].items()]
         _table((f"MiB per device, batch {summary['batch_size']}", *parts), rows)
+    if "target" in summary:
+        _print_target(summary["target"], summary["batch_size"])
     for note in summary["notes"]:
         print(f"note: {note}.")
+
+
+def _print_target(found: dict, batch_size: int) -> None:
+    from equivit import targets
+
+    for part in targets.report(found, found["mesh"], batch_size):
+        if isinstance(part, str):
+            print(part)
+        else:
+            _table(*part)
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -82,7 +82,19 @@ def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     from equivit.training.run import lock
 
     with lock.held(workdir / ".lock"):
+        _keep_compiled_programs(workdir)
         return _train(config, workdir)
+
+
+def _keep_compiled_programs(workdir: pathlib.Path) -> None:
+    """Cache compiled programs in the run directory, so that a resumed run does not compile again.
+
+    Not on a CPU, whose programs may not run on another machine, and not if the user's JAX has a cache.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu" and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
 
 
 def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:

@@ -142,7 +142,7 @@ def lower_training_step(config, objective=None) -> tuple[jax.stages.Lowered, dic
 
     mesh = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
     run = build.make_program(config, mesh, total=10**6, per_epoch=10**3, objective=objective)
-    where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    where = jax.sharding.NamedSharding(mesh, sharding.batch(mesh))
     shapes = loader.shapes(config.data, config.batch_size, channels=3)
     batch = {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for name, a in shapes.items()}
     with jax.set_mesh(mesh):

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from kernels import gpus
+
 IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 # The kernels of "auto", by platform of `jax.lax.platform_dependent`: only kernels that have run on such a chip.
 PLATFORMS = {"cuda": "gpu"}
-BATCH_AXES = ("data", "fsdp")  # mesh axes that the batch is sharded over
+BATCH_AXES = ("data", "hosts", "fsdp")  # mesh axes that the batch is sharded over
 AUTO = contextvars.ContextVar("implementation", default="auto")  # the meaning of "auto", set by `using`
 FUSED = ("tpu", "gpu", "interpret")  # have kernels for whole branches, which have not yet run on a chip
 
@@ -122,7 +124,8 @@ def run(
 def select(name: str, implementation: str, plain: Callable, kernels: dict[str, Callable], *arrays: Any) -> Any:
     """Apply the implementation to arrays, or trees of arrays; "auto" is the platform's kernel or else `plain`.
 
-    GPU kernels are for Hopper; a program lowered for CUDA on a machine without a GPU is assumed to target Hopper.
+    GPU kernels are for Hopper; a program lowered for CUDA on a machine without a GPU is assumed to target Hopper, or
+    what `gpus.lowering_for` describes.
 
     Raises:
       ValueError: the implementation is neither "auto" nor a key of `kernels`.
@@ -136,9 +139,21 @@ def select(name: str, implementation: str, plain: Callable, kernels: dict[str, C
     return jax.lax.platform_dependent(*arrays, **branches, default=plain) if branches else plain(*arrays)
 
 
-@functools.cache
+def stored(x: Any) -> Any:
+    """Arrays written to memory once, where XLA on a GPU would compute them again in each fusion that reads them."""
+    if AUTO.get() not in ("auto", "gpu"):
+        return x
+    return jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x)
+
+
 def hopper() -> bool:
-    """Whether GPU kernels, which need Hopper, may be chosen: False on a machine with another GPU."""
+    """Whether GPU kernels, which need Hopper, may be chosen: False for another GPU, described or of this machine."""
+    described = gpus.described()
+    return _machine_has_no_other() if described is None else described.capability == "9.0"
+
+
+@functools.cache
+def _machine_has_no_other() -> bool:
     device = jax.devices()[0]
     return device.platform != "gpu" or getattr(device, "compute_capability", None) == "9.0"
 

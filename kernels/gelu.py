@@ -3,6 +3,10 @@
 import math
 
 import jax
+import jax.numpy as jnp
+
+from equivit.derivatives import with_pullback
+from kernels.dispatch import stored
 
 
 @jax.custom_jvp
@@ -19,3 +23,19 @@ def _(primals, tangents):
 def _mirrored(x: jax.Array) -> jax.Array:
     """The same values, bit for bit, as erf is odd; otherwise XLA would store erf for the backward pass."""
     return 0.5 * x * (1 - jax.lax.erf(-x * math.sqrt(0.5)))
+
+
+def _pullback(arrays, slope):
+    """The gradient in the dtype of x: the sum for a bias would otherwise read it in float32, from a second array."""
+    (x,) = arrays
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    (gradient,) = jax.vjp(_mirrored, x.astype(wide))[1](slope.astype(wide))
+    return (stored(gradient.astype(x.dtype)),)
+
+
+@with_pullback(_pullback)
+def gelu(x: jax.Array) -> jax.Array:
+    """The GELU in at least float32, of an array of any shape, in its dtype; the backward pass stores x alone."""
+    with jax.named_scope("activation"):
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)

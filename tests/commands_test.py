@@ -153,3 +153,22 @@ def test_steps_of_one_process_run_in_the_main_thread(tmp_path, monkeypatch, seve
     monkeypatch.setattr(train, "train", lambda config, workdir: {})
     assert train.main(["--config=configs/quickstart.py:quicktest", f"--workdir={tmp_path}"]) == 0
     assert chosen == ({} if several else {"jax_cpu_enable_async_dispatch": False})
+
+
+@pytest.mark.parametrize(
+    ("platform", "before", "expected"),
+    [("gpu", None, "compiled"), ("tpu", None, "compiled"), ("cpu", None, None), ("gpu", "/elsewhere", None)],
+)
+def test_compiled_programs_are_kept_in_the_run_directory(tmp_path, monkeypatch, platform, before, expected):
+    chosen = {}
+
+    def begin(config, workdir):
+        raise SystemExit
+
+    monkeypatch.setattr(train, "_train", begin)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(jax.config, "update", chosen.__setitem__)
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", before)
+    with pytest.raises(SystemExit):
+        train.train(None, tmp_path)
+    assert chosen == ({} if expected is None else {"jax_compilation_cache_dir": str(tmp_path / expected)})

@@ -86,6 +86,15 @@ def test_full_configuration(name, millions):
     assert "sharding" in text
 
 
+QUICK = sorted(path.name for path in ROOT.glob("*.py") if path.name not in ("recipes.py", "timeseries.py"))
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quicktest_fits_eight_devices(name):
+    config = configs.load(f"{ROOT / name}:quicktest")
+    sharding.check_batch(config.batch_size, config.optimizer.accumulation, sharding.create_mesh(config.mesh))
+
+
 SEGMENTED = [f"adaptive_ade20k.py:{name}{shifts}" for name in ("swin_t", "swinv2_t") for shifts in ("", ",standard")]
 SEGMENTED += [f"segment.py:{name}" for name in ("swin_t", "swinv2_t", "cvt_13", "mvitv2_t", "vit_s16", "octic_vit_s16")]
 

@@ -1,15 +1,18 @@
 """Rounding in low precision: the residual stream keeps what the blocks add to it."""
 
 import functools
+import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical, models, precision
+from equivit import logical, models, precision, testing
 from equivit.layers.batch_stats import recording
+from equivit.layers.stack import used
 from equivit.models import decoders, zoo
 from tests.drawing import normal
 
@@ -122,3 +125,41 @@ def test_a_dropped_branch_keeps_the_type_of_the_stream(name, options):
 def test_an_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="precision='mix' is not one of float32, mixed, bfloat16; the nearest is 'mi"):
         precision.cast(build("plain"), "mix")
+
+
+@pytest.mark.parametrize("kind", ["mixed", "bfloat16"])
+@pytest.mark.parametrize(("name", "options"), [("octic_vit_ti16", dict(family="H8")), ("vit_ti16", dict(unroll=True))])
+def test_parameters_rounded_where_they_are_used_are_those_rounded_at_once(name, options, kind):
+    model = testing.randomise(models.abstract(name, **SMALL | dict(num_classes=5) | options), jax.random.key(0))
+    images = normal(2, 32, 48, 3)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def both(arrays, rounded):
+        def loss(arrays):
+            logits = rounded(logical.put(model, arrays))(images)
+            return jnp.sin(logits.astype(jnp.float32)).sum(), logits
+
+        return jax.grad(loss, has_aux=True)(arrays)
+
+    found = both(logical.take(model), functools.partial(used, use=precision.AtUse(kind)))
+    expected = both(logical.take(model), functools.partial(precision.cast, precision=kind))
+    assert found[1].dtype == expected[1].dtype
+    assert cosine(found[0], expected[0]) > 0.9999
+    chex.assert_trees_all_close(found[1].astype("float32"), expected[1].astype("float32"), rtol=0.02, atol=0.02)
+
+
+def test_no_second_copy_of_all_parameters_is_made():
+    """In a scan forward and backward: no array in bfloat16 has the axis of the blocks."""
+    model = models.abstract("vit_ti16", **SMALL | dict(depth=7, num_classes=5))
+
+    def stacked(rounded):
+        def loss(model, images):
+            return rounded(model)(images).astype(jnp.float32).sum()
+
+        text = jax.jit(jax.grad(loss)).lower(model, jnp.zeros((2, 32, 48, 3))).as_text()
+        return set(re.findall(r"tensor<7x(?:\d+x)+bf16>", text))
+
+    width = model.config.width
+    weights = {f"tensor<7x{width}x{n * width}xbf16>" for n in (1, 3, 4)} | {f"tensor<7x{4 * width}x{width}xbf16>"}
+    assert not weights & stacked(functools.partial(used, use=precision.AtUse("mixed")))
+    assert weights <= stacked(functools.partial(precision.cast, precision="mixed"))

@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from equivit.data.devices import check_like_first, padded
 from equivit.depthwise.selection import aligned
-from equivit.layers import isotypic
+from equivit.layers import dense, isotypic
 from equivit.layers.depthwise import ReplacedAttention, channels_of_heads
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
@@ -180,7 +180,7 @@ def bare(attention: Any) -> Callable[[Any, Layout], Any]:
     """The module without its projection."""
     module = jax.tree.map(lambda a: a, attention)
     module.proj = identity
-    if isinstance(module, isotypic.Attention):
+    if type(module) is dense.Attention or isinstance(module, isotypic.Attention):
         return lambda x, layout: module.projected(attend(*module.heads(x)))
     return module
 

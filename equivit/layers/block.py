@@ -5,11 +5,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import isotypic
+from equivit.layers.absorbed import absorbed
 from equivit.layers.dropout import Key, Rate, dropout
 from equivit.layers.grid import Layout
+from equivit.layers.parts import identity
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT
 from equivit.symmetry.groups import OCTIC
@@ -18,24 +21,30 @@ from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 
 class Branch(NamedTuple):
-    """scale(body(norm(x))).
+    """scale(body(norm(x))); a scale of None is 1.
 
     Shapes: [*B, N, width] or a field -> the same.
     """
 
     norm: Callable
     body: Callable
-    scale: Callable
+    scale: Callable | None
 
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
-        return self.scale(self.body(self.norm(x), layout))
+        return _applied(layout, False, self, x) if hasattr(self.body, "MAPS") else _by_parts(layout, False, self, x)
 
-    def added(self, x: Any, layout: Layout | None = None) -> Any:
-        """x + scale(body(norm(x))), in one operation for an octic block if `kernels.using` selects it."""
-        kernel = self._kernel(x) if AUTO.get() in FUSED else None
-        return x + self(x, layout) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
+    def added(
+        self, x: Any, layout: Layout | None = None, entries: float = 0.0, rate: Rate = 0.0, key: Key = None
+    ) -> Any:
+        """x plus the branch after `branch_path`.
 
-    def _kernel(self, x: Any) -> Callable | None:
+        Without a key it is one operation for an octic block if `kernels.using` selects it.
+        """
+        if key is not None:
+            return x + branch_path(self(x, layout), entries, rate, key)
+        return _applied(layout, True, self, x) if hasattr(self.body, "MAPS") else _by_parts(layout, True, self, x)
+
+    def kernel(self, x: Any) -> Callable | None:
         """`added` as one operation on the arrays of a field, if the parts belong to an octic block."""
         norm, body, scale = self
         if not isinstance(norm, isotypic.LayerNorm) or not isinstance(scale, isotypic.LayerScale):
@@ -52,17 +61,37 @@ class Branch(NamedTuple):
         return None
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _applied(layout, adds, branch, x):
+    """The branch, added to x if `adds`."""
+    kernel = branch.kernel(x) if adds and AUTO.get() in FUSED else None
+    return _by_parts(layout, adds, branch, x) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
+
+
+@_applied.defjvp
+def _derivative(layout, adds, primals, tangents):
+    def equal(branch, x):
+        norm, body = absorbed(*branch)
+        y, scale = body(norm(x), layout), branch.scale
+        y = y if scale is None else y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype))
+        return x + y if adds else y
+
+    return jax.jvp(equal, primals, tangents)
+
+
+def _by_parts(layout, adds, branch, x):
+    norm, body, scale = branch
+    y = body(norm(x), layout)
+    y = y if scale is None else scale(y)
+    return x + y if adds else y
+
+
 def branch_path(branch: Any, entries: float, rate: Rate, key: Key) -> Any:
     """A residual branch of tokens after dropout of `entries`, then stochastic depth at `rate`."""
     if key is None:
         return branch
     dropout_key, path_key = jax.random.split(key)
     return drop_path(dropout(branch, entries, dropout_key), rate, path_key)
-
-
-def added(branch: Branch, x: Any, layout: Layout | None, entries: float, rate: Rate, key: Key) -> Any:
-    """x plus a residual branch of it after `branch_path`."""
-    return branch.added(x, layout) if key is None else x + branch_path(branch(x, layout), entries, rate, key)
 
 
 class Subsets(NamedTuple):
@@ -107,12 +136,13 @@ class Block(nnx.Module):
         if key is not None and self.subsets is not None:
             return self.on_subsets(x, layout, key, self.subsets)
         keys = (None, None) if key is None else jax.random.split(key)
-        x = added(attention, x, layout, self.dropout, rate, keys[0])
-        return added(mlp, x, layout, self.dropout, rate, keys[1])
+        x = attention.added(x, layout, self.dropout, rate, keys[0])
+        return mlp.added(x, layout, self.dropout, rate, keys[1])
 
     def branches(self) -> tuple[Branch, Branch]:
         """Attention and MLP, each with its norm and scale."""
-        return Branch(self.norm1, self.attention, self.scale1), Branch(self.norm2, self.mlp, self.scale2)
+        scale1, scale2 = (None if scale is identity else scale for scale in (self.scale1, self.scale2))
+        return Branch(self.norm1, self.attention, scale1), Branch(self.norm2, self.mlp, scale2)
 
     def on_subsets(self, x: Any, layout: Layout | None, key: jax.Array, subsets: Subsets) -> Any:
         """The block, with each branch computed for a subset of the images."""

@@ -155,6 +155,14 @@ class NormedConv(nnx.Module):
         """`Conv.everywhere`, then the norm with its running statistics, and the activation."""
         return self._activated(self.conv.everywhere(x), False)
 
+    def affine(self) -> tuple[jax.Array, jax.Array]:
+        """The factor and shift of each channel after the convolution, by the running statistics, both [width]."""
+        bias = self.conv.affine()[1]
+        if self.norm is None:
+            return jnp.ones_like(bias), bias
+        factor, shift = self.norm.affine()
+        return factor, bias * factor + shift
+
     def folded(self) -> "NormedConv":
         """The same map for inference: a convolution with a bias and no norm, folded from the running statistics."""
         unit = nnx.clone(self)

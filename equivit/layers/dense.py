@@ -18,9 +18,9 @@ from jax.nn.initializers import Initializer
 
 from equivit import errors
 from equivit.layers.grid import Layout
-from kernels.attention import attention, head_by_head, side_by_side, weights
-from kernels.gelu import exact_gelu
-from kernels.product import LINEAR, einsum, kept
+from kernels.attention import self_attention, side_by_side, split_heads, weights
+from kernels.gelu import gelu
+from kernels.product import Map, linear
 
 # The official codes truncate this normal at +-2, which is 100 standard deviations and has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
@@ -53,17 +53,22 @@ class Linear(nnx.Module):
         self.bias: Any = nnx.Param(jnp.zeros(out_features)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return affine(x, self.weight[...], None if self.bias is None else self.bias[...])
+        return linear(x, self.weight[...], None if self.bias is None else self.bias[...])
 
+    def map(self) -> Map:
+        """The weight and the bias."""
+        return self.weight[...], None if self.bias is None else self.bias[...]
 
-def affine(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
-    with jax.named_scope("linear"):
-        y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
-        if bias is None or bias.dtype == y.dtype:
-            return y if bias is None else y + bias
-        # Broadcast before casting: the gradient of b is then summed in the dtype of b, which may be wider.
-        return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
+    def arrays(self) -> tuple[tuple[jax.Array], jax.Array | None]:
+        """The same, with the weight in a tuple, as that of a field."""
+        weight, bias = self.map()
+        return (weight,), bias
+
+    def holding(self, weights: tuple[jax.Array], bias: jax.Array | None) -> "Linear":
+        """A copy of the map with these arrays."""
+        copy = jax.tree.map(lambda a: a, self)
+        copy.weight, copy.bias = nnx.Param(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
+        return copy
 
 
 class LayerNorm(nnx.Module):
@@ -78,16 +83,26 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalised(x, self.scale[...], self.bias[...], self.eps)
+        return _normalised(self.eps, x, (self.scale[...], self.bias[...]))
+
+    @property
+    def scales(self) -> tuple[jax.Array]:
+        """The scale, in a tuple."""
+        return (self.scale[...],)
+
+    @property
+    def standardise(self) -> "Standardise":
+        """The norm without scale and bias."""
+        return Standardise(self.eps)
 
 
-@functools.partial(recomputed, static_argnums=3)
-def _normalised(x: jax.Array, scale: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
+@functools.partial(recomputed, static_argnums=0)
+def _normalised(eps: float, x: jax.Array, vectors: tuple[jax.Array, jax.Array] | None = None) -> jax.Array:
     with jax.named_scope("norm"):
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-        return (y * scale + bias).astype(x.dtype)
+        return (y if vectors is None else y * vectors[0] + vectors[1]).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +112,7 @@ class Standardise:
     eps: float
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _normalised(x, jnp.ones((), x.dtype), jnp.zeros((), x.dtype), self.eps)
+        return _normalised(self.eps, x)
 
 
 class LayerScale(nnx.Module):
@@ -109,12 +124,10 @@ class LayerScale(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return x * self.scale[...]
 
-
-@recomputed
-def gelu(x: jax.Array) -> jax.Array:
-    """The exact GELU, x (1 + erf(x / sqrt(2))) / 2, in at least float32."""
-    with jax.named_scope("activation"):
-        return exact_gelu(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+    @property
+    def scales(self) -> tuple[jax.Array]:
+        """The scale, in a tuple."""
+        return (self.scale[...],)
 
 
 @recomputed
@@ -154,6 +167,8 @@ class Mlp(nnx.Module):
       out: None for `width`.
     """
 
+    MAPS = "fc1", "fc2"  # the first and the last
+
     def __init__(
         self,
         width: int,
@@ -178,6 +193,8 @@ class SwiGlu(nnx.Module):
     Shapes: [*B, N, width] -> the same, through [*B, N, 2 hidden] and [*B, N, hidden].
     """
 
+    MAPS = "fc1", "fc2"  # the first and the last
+
     def __init__(self, width: int, hidden: int, *, init: Initializer = WEIGHT_INIT, rngs: nnx.Rngs):
         self.fc1 = Linear(width, 2 * hidden, init=init, rngs=rngs)
         self.fc2 = Linear(hidden, width, init=init, rngs=rngs)
@@ -201,6 +218,8 @@ class Attention(nnx.Module):
       ValueError: `num_heads` does not divide `width`.
     """
 
+    MAPS = "qkv", "proj"  # the first and the last
+
     def __init__(
         self,
         width: int,
@@ -218,7 +237,7 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
-        return self.proj(attention(self.qkv(x), self.num_heads))
+        return self_attention(x, self.qkv.map(), self.proj.map(), self.num_heads)
 
     def weights(self, x: jax.Array, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """The attention weights [*B, num_heads, rows, N] of the first `rows` tokens; None: of all tokens."""
@@ -227,9 +246,7 @@ class Attention(nnx.Module):
 
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q, k and v, each [*B, num_heads, N, head channels]."""
-        # Split, then transpose: the gradient of a split is one concatenation; indexing would give padded sums.
-        q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
-        return q, k, v
+        return split_heads(self.qkv(x), self.num_heads)
 
     def projected(self, y: jax.Array) -> jax.Array:
         """The output projection of weighted sums of values [*B, num_heads, N, head channels]."""
@@ -275,7 +292,7 @@ class PatchEmbed(nnx.Module):
             if self.bias is None:
                 wide = jnp.promote_types(kernel.dtype, jnp.float32)
                 return jnp.matmul(patches, kernel, preferred_element_type=wide)
-            return affine(patches, kernel) + self.bias[...]
+            return linear(patches, kernel) + self.bias[...]
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
         """The kernel [ph, pw, in, width] and the bias [width], zeros if there is none."""

@@ -36,7 +36,7 @@ from equivit.layers.depthwise_conv import (
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
 from equivit.symmetry.fields import Isotypic
-from kernels.attention import attend, head_by_head, side_by_side
+from kernels.attention import attend, head_by_head, side_by_side, split_heads
 from kernels.convolution import convolve
 
 KINDS = ("conv", "dw", "spvit", "ens_dw")
@@ -260,7 +260,7 @@ class FoldedAttention(nnx.Module):
     def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         y = self.values(x, grid)
         if self.qkv is not None:
-            q, k, v = (head_by_head(part, self.num_heads) for part in jnp.split(self.qkv(x), 3, axis=-1))
+            q, k, v = split_heads(self.qkv(x), self.num_heads)
             y = jnp.concatenate([side_by_side(attend(q, k, v)), y], axis=-1)
         return self.proj(y)
 

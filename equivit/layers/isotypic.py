@@ -24,7 +24,7 @@ from kernels.attention import weights
 from kernels.d8_gelu import d8_gelu
 from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
 from kernels.isotypic_linear import add_to_first, linear
-from kernels.norm import Norm, normalise
+from kernels.norm import Norm, normalise, standardise
 from kernels.octic_linear_gelu import octic_linear_gelu
 
 
@@ -69,11 +69,24 @@ class Linear(nnx.Module):
 
     def arrays(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
         """The weights, one array per leaf of a field, and the bias."""
-        weights = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
-        return weights, None if self.bias is None else self.bias[...]
+        return _leaves(self), None if self.bias is None else self.bias[...]
+
+    def holding(self, weights: tuple[jax.Array, ...], bias: jax.Array | None) -> "Linear":
+        """A copy of the map with these arrays."""
+        copy = jax.tree.map(lambda a: a, self)
+        copy.lines, copy.bias = nnx.Param(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
+        copy.planes = None if self.planes is None else nnx.Param(weights[1])
+        return copy
 
 
 ROW_WEIGHTS = {"official": 0.5, "balanced": 2.0}  # weight of a row of E, by weighting
+
+
+def constants(eps: float, weighting: str) -> Norm:
+    """The constants of a layer norm; ValueError for an unknown weighting."""
+    if weighting not in ROW_WEIGHTS:
+        raise ValueError(f"LayerNorm: {weighting=} must be 'official' or 'balanced'.")
+    return Norm(eps, ROW_WEIGHTS[weighting])
 
 
 class LayerNorm(nnx.Module):
@@ -85,34 +98,37 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
-        if weighting not in ROW_WEIGHTS:
-            raise ValueError(f"LayerNorm: {weighting=} must be 'official' or 'balanced'.")
         c = channels("LayerNorm", width, group)
         self.lines = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group), norm=True)
         self.planes: Any = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
         self.bias = nnx.Param(jnp.zeros(c), norm=True)
-        self.constants = Norm(eps, ROW_WEIGHTS[weighting])
+        self.constants = constants(eps, weighting)
 
     def __call__(self, x: Isotypic) -> Isotypic:
         leaves, structure = jax.tree.flatten(x)
-        scales = (self.lines[...],) if self.planes is None else (self.lines[...], self.planes[...])
-        leaves = normalise(tuple(leaves), scales, self.bias[...], self.constants)
+        leaves = normalise(tuple(leaves), self.scales, self.bias[...], self.constants)
         return jax.tree.unflatten(structure, leaves)
+
+    @property
+    def scales(self) -> tuple[jax.Array, ...]:
+        """The scales, one array per leaf of a field."""
+        return _leaves(self)
+
+    @property
+    def standardise(self) -> "Standardise":
+        """The norm without scale and bias."""
+        return Standardise(self.constants)
 
 
 @dataclasses.dataclass(frozen=True)
 class Standardise:
     """A layer norm without scale and bias; see `LayerNorm`."""
 
-    eps: float
-    weighting: str
+    constants: Norm
 
     def __call__(self, x: Isotypic) -> Isotypic:
         leaves, structure = jax.tree.flatten(x)
-        number, channels = len(x.lines), x.lines.shape[-1]
-        ones = (jnp.ones((number, channels), x.dtype), jnp.ones(2 * channels, x.dtype))[: len(leaves)]
-        norm = Norm(self.eps, ROW_WEIGHTS[self.weighting])
-        return jax.tree.unflatten(structure, normalise(tuple(leaves), ones, jnp.zeros(channels, x.dtype), norm))
+        return jax.tree.unflatten(structure, standardise(tuple(leaves), self.constants))
 
 
 class LayerScale(nnx.Module):
@@ -126,6 +142,16 @@ class LayerScale(nnx.Module):
     def __call__(self, x: Isotypic) -> Isotypic:
         planes, lines = None if x.planes is None else x.planes * self.planes[...], self.lines[...]
         return Isotypic(x.lines * lines.reshape(len(lines), *(1,) * (x.lines.ndim - 2), -1), planes)
+
+    @property
+    def scales(self) -> tuple[jax.Array, ...]:
+        """The scales, one array per leaf of a field."""
+        return _leaves(self)
+
+
+def _leaves(layer: Any) -> tuple[jax.Array, ...]:
+    """The parameters `lines` and, unless the group has only 1-D irreps, `planes`."""
+    return (layer.lines[...],) if layer.planes is None else (layer.lines[...], layer.planes[...])
 
 
 def branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerScale) -> list[jax.Array]:
@@ -144,6 +170,8 @@ def gelu(x: Isotypic) -> Isotypic:
 
 class Mlp(nnx.Module):
     """Linear, GELU, linear."""
+
+    MAPS = "fc1", "fc2"  # the first and the last
 
     def __init__(self, width: int, hidden: int, *, group: Group, rngs: nnx.Rngs):
         self.fc1 = Linear(width, hidden, group=group, rngs=rngs)
@@ -168,6 +196,8 @@ class Attention(nnx.Module):
     Raises:
       ValueError: a head's channels are not divisible by the order of the group.
     """
+
+    MAPS = "qkv", "proj"  # the first and the last
 
     def __init__(self, width: int, num_heads: int, *, group: Group, qkv_bias: bool = True, rngs: nnx.Rngs):
         unit = num_heads * group.order

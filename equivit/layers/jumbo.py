@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import dense, isotypic
-from equivit.layers.block import Block, added, branch_path
+from equivit.layers.block import Block, branch_path
 from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
@@ -95,10 +95,10 @@ class JumboBlock(Block):
         self, x: TokensT, layout: Layout, shared: Any = None, *, rate: Rate = 0.0, train: bool = False, key: Key = None
     ) -> TokensT:
         keys, (attention, mlp) = split(key, 3), self.branches()
-        x = added(attention, x, layout, self.dropout, rate, keys[0])
+        x = attention.added(x, layout, self.dropout, rate, keys[0])
         token, patches = rows(x, 0, layout.prefix), rows(x, layout.prefix)
         if self.feeds_patches or layout.reads_patches:
-            patches = added(mlp, patches, layout._replace(prefix=0), self.dropout, rate, keys[1])
+            patches = mlp.added(patches, layout._replace(prefix=0), self.dropout, rate, keys[1])
         return join(self.feed(token, shared if self.jumbo_mlp is None else self.jumbo_mlp, rate, keys[2]), patches)
 
     def feed(self, token: Any, mlp: nnx.Module, rate: Rate, key: Key) -> Any:

@@ -78,7 +78,7 @@ class Parts:
         """A layer norm without parameters."""
         if self.group is None:
             return dense.Standardise(self.norm_eps)
-        return isotypic.Standardise(self.isotypic_eps, self.isotypic_norm)
+        return isotypic.Standardise(isotypic.constants(self.isotypic_eps, self.isotypic_norm))
 
     def scale(self, width: int) -> Callable:
         """A layer scale, or the identity."""

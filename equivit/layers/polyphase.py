@@ -8,8 +8,7 @@ up to rounding.
 
 import functools
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,17 +55,14 @@ def largest_phase(layer: Any, x: jax.Array) -> tuple[jax.Array, Choice]:
     """The layer at the phase with the largest l2 norm: [B, h, w, C] on a torus -> [B, h w / 4, D], and the choice.
 
     Args:
-      layer: an `nnx.Module` of stride 2.  `at_each_phase()(x)` is the layer before a norm that may follow it, at all
-        phases: [B, h/2, w/2, D] for each, row-major.  `normed(y)` applies this norm.  `at(x, choice)` is the whole
-        layer at the phase chosen for each map.
+      layer: an `nnx.Module` of stride 2.  `at_largest(x)` is the layer before a norm that may follow it, at the phase
+        with the largest norm, [B, h/2, w/2, D], and the norms of all phases [B, 4], row-major.  `normed(y)` applies
+        this norm.  `at(x, choice)` is the whole layer at the phase chosen for each map.
     """
     with jax.named_scope("linear"):
-        maps = layer.at_each_phase()(x)
-        choice = shifts.strongest(jnp.sqrt(jnp.stack([jnp.square(y).sum((1, 2, 3)) for y in maps], 1)))
-        index = choice.index[:, None, None, None]
-        y = functools.reduce(lambda y, k: jnp.where(index == k, maps[k], y), range(1, 4), maps[0])
+        y, norms = layer.at_largest(x)
         y = jax.lax.collapse(y, 1, 3).astype(x.dtype)
-    return layer.normed(y), choice
+    return layer.normed(y), shifts.strongest(norms)
 
 
 def at_chosen_phase(layer: Any, x: jax.Array, stride: Pair, select: str) -> tuple[jax.Array, Choice]:
@@ -99,7 +95,7 @@ def embedding_norms(
     all pairs of taps a, b and all n of the lattice, plus the sums of 2 <E_a, bias> x[p + a + n] and |bias|^2.  The
     image enters through the sums of x[q + n] x[q + d + n] for each distance d = b - a and each place q modulo the
     stride.  They are products of blocks of stride x stride pixels with their neighbours.  For patches of 4 x 4 in 224 x
-    224 pixels they take 23 M multiply-adds; the convolution at stride 1 takes 231 M.  The sum over a is a correlation
+    224 pixels they take 27 M multiply-adds; the convolution at stride 1 takes 231 M.  The sum over a is a correlation
     on the torus of places, computed as a product of Fourier transforms.
 
     Shapes: [B, H, W, C] -> [B, sh sw], phases in row-major order.
@@ -129,29 +125,25 @@ def embedding_norms(
 def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> jax.Array:
     """Sums of products of blocks with the blocks offset by `lags`; 0 for pixels that no kernel spans.
 
-    Lags with the same number of rows share one matrix product: a few wide products are faster than many narrow ones.
+    All lags share one matrix product: one wide product is faster than many narrow ones.
 
     Shapes: [B, h, w, entries] -> [B, lags, entries, entries].
     """
     (b, h, w, entries), below, beside = blocks.shape, max(lags)[0], max(j for _, j in lags)
     wide: Any = around(blocks, ((0, below), (beside, beside)))
     wide = wide.reshape(*wide.shape[:-1], *stride, entries // math.prod(stride))
-    products = []
-    for i in range(below + 1):
-        columns = [j for row, j in lags if row == i]
-        spans = [(_met(i, taps[0], stride[0]), _met(j, taps[1], stride[1])) for j in columns]
-        others = [
-            wide[:, i : i + h, beside + j : beside + j + w, slice(*down), slice(*right)]
-            for j, (down, right) in zip(columns, spans, strict=True)
-        ]
-        first = _met(-i, taps[0], stride[0])[0] * entries // stride[0]
-        joined = jnp.concatenate([jax.lax.collapse(other, 3) for other in others], -1)
-        product = jnp.einsum("bhwi,bhwj->bij", blocks[..., first:], joined, precision=EXACT)
-        ends = np.cumsum([math.prod(other.shape[3:]) for other in others])
-        for part, other, span in zip(jnp.split(product, ends[:-1], -1), others, spans, strict=True):
-            missing = [(start, size - stop) for (start, stop), size in zip(span, stride, strict=True)]
-            part = part.reshape(*part.shape[:2], *other.shape[3:])
-            products.append(jnp.pad(part, [(0, 0), (first, 0), *missing, (0, 0)]).reshape(b, entries, entries))
+    spans = [(_met(i, taps[0], stride[0]), _met(j, taps[1], stride[1])) for i, j in lags]
+    others = [
+        wide[:, i : i + h, beside + j : beside + j + w, slice(*down), slice(*right)]
+        for (i, j), (down, right) in zip(lags, spans, strict=True)
+    ]
+    joined = jnp.concatenate([jax.lax.collapse(other, 3) for other in others], -1)
+    product = jnp.einsum("bhwi,bhwj->bij", blocks, joined, precision=EXACT)
+    ends, products = np.cumsum([math.prod(other.shape[3:]) for other in others]), []
+    for part, other, span in zip(jnp.split(product, ends[:-1], -1), others, spans, strict=True):
+        missing = [(start, size - stop) for (start, stop), size in zip(span, stride, strict=True)]
+        part = part.reshape(b, entries, *other.shape[3:])
+        products.append(jnp.pad(part, [(0, 0), (0, 0), *missing, (0, 0)]).reshape(b, entries, entries))
     return jnp.stack(products, 1)
 
 
@@ -238,73 +230,3 @@ def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.nda
     twice[: channels**2] /= 2  # a distance of 0 is its own opposite
     twice[..., 1 : (sw + 1) // 2] *= 2  # these frequencies count twice
     return lags, pairs, twice
-
-
-# ---- A convolution at all phases of stride 2
-
-# Minimal filtering (Winograd 1980): two outputs of a filter of 2 or 3 taps are A ((G g) * (B d)) of taps g, inputs d.
-FILTERING = {
-    2: (
-        [[1, 1, 0], [0, 1, -1]],
-        [[1, 0], [1, 1], [0, 1]],
-        [[1, -1, 0], [0, 1, 0], [0, 1, -1]],
-    ),
-    3: (
-        [[1, 1, 1, 0], [0, 1, -1, -1]],
-        [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
-        [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
-    ),
-}
-
-
-def filters(kernel: jax.Array) -> list[list[jax.Array]]:
-    """The factors of `convolved`, in the dtype of the kernel: [k, k, C, D] -> (k + 1)^2 of [C, D], k 2 or 3."""
-    _, taps, _ = FILTERING[len(kernel)]
-    wide = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32))
-    rows = (_combined(taps, list(row)) for row in _combined(taps, list(wide)))
-    return [[f.astype(kernel.dtype) for f in row] for row in rows]
-
-
-def convolved(x: jax.Array, filters: list[list[jax.Array]]) -> list[list[jax.Array]]:
-    """A convolution on a torus at the four phases of stride 2, in at least float32.
-
-    Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps and 4/9 for 3 x 3.
-
-    Shapes: [B, h, w, C] -> [B, h/2, w/2, D] for each phase (p, q), whose entry (i, j) has its first tap at row 2 i + p
-    and column 2 j + q.
-
-    Args:
-      filters: from `filters(kernel)`; products have their dtype.
-    """
-    outputs, _, inputs = FILTERING[len(filters) - 1]
-    narrow = filters[0][0].dtype
-    dtype = jnp.promote_types(narrow, jnp.float32)
-    lines = [_combined(inputs, _tiles(row, 2)) for row in _combined(inputs, _tiles(x, 1))]
-    products = [
-        [jnp.matmul(x.astype(narrow), f, preferred_element_type=dtype) for x, f in zip(line, row, strict=True)]
-        for line, row in zip(lines, filters, strict=True)
-    ]
-    columns = [_combined(outputs, column) for column in zip(*products, strict=True)]  # [inputs][p]
-    return [_combined(outputs, row) for row in zip(*columns, strict=True)]
-
-
-def _tiles(x: jax.Array, axis: int) -> list[jax.Array]:
-    """Entries 2 i, 2 i + 1, 2 i + 2 and 2 i + 3 of an axis, for each i."""
-    x = x.reshape(*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
-    even, odd = (jax.lax.index_in_dim(x, k, axis + 1, keepdims=False) for k in range(2))
-    return [even, odd, jnp.roll(even, -1, axis), jnp.roll(odd, -1, axis)]
-
-
-def _combined(matrix: list[list[float]], terms: Sequence[jax.Array]) -> list[jax.Array]:
-    """The matrix times the terms, skipping factors of 0 and 1."""
-    sums = []
-    for row in matrix:
-        signed = [term if factor == 1 else factor * term for factor, term in zip(row, terms, strict=False) if factor]
-        sums.append(functools.reduce(operator.add, signed))
-    return sums
-
-
-def by_phase(x: jax.Array) -> jax.Array:
-    """A map split into its phases of stride 2: [B, h, w, ...] -> [2, 2, B, h/2, w/2, ...]."""
-    b, h, w, *rest = x.shape
-    return jnp.moveaxis(x.reshape(b, h // 2, 2, w // 2, 2, *rest), (2, 4), (0, 1))

@@ -1,11 +1,12 @@
 """A stack of blocks: blocks of the same structure have stacked parameters and run under `jax.lax.scan`."""
 
 import contextlib
+import contextvars
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,24 @@ REMAT = {
     ),
 }
 
+M = TypeVar("M", bound=nnx.Module)
 Indices = tuple[int, ...]  # of blocks
 Make = Callable[[nnx.Rngs], nnx.Module]
 # (carry, index of the block, the block, its input) -> carry
 Fold = Callable[[Any, Any, nnx.Module, Any], Any]
+
+
+_UNROLL = contextvars.ContextVar("unroll", default=False)  # the meaning of `unroll=None`
+
+
+@contextlib.contextmanager
+def unrolled(default: bool) -> Iterator[None]:
+    """A context in which stacks traced with `unroll=None` are unrolled, or not."""
+    token = _UNROLL.set(default)
+    try:
+        yield
+    finally:
+        _UNROLL.reset(token)
 
 
 class Stack(nnx.Module):
@@ -55,13 +70,17 @@ class Stack(nnx.Module):
       remat: "none" keeps all activations for the backward pass, "full" recomputes each block, "dots" keeps only the
         results of the large matrix products.
       unroll: write the blocks out without a scan, which zero-fills, writes and reads its saved activations.  A step is
-        faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.
+        faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.  None: as the context
+        `unrolled` says, for training on a GPU, and otherwise a scan.
     """
 
-    def __init__(self, runs: Iterable[tuple[int, Make]], *, remat: str = "none", unroll: bool = False, rngs: nnx.Rngs):
+    def __init__(
+        self, runs: Iterable[tuple[int, Make]], *, remat: str = "none", unroll: bool | None = None, rngs: nnx.Rngs
+    ):
         errors.one_of("Stack: remat", remat, REMAT)
         runs = [(length, make) for length, make in runs if length]
         self.remat, self.unroll = remat, unroll
+        self.use: Callable[[Any], Any] | None = None  # set by `used`
         self.lengths = tuple(length for length, _ in runs)
         self.runs = nnx.List([_stacked(length, make, rngs) for length, make in runs])
 
@@ -76,7 +95,8 @@ class Stack(nnx.Module):
     def __getitem__(self, index: int) -> Any:
         self.check(index)
         run, offset = next((run, index - first) for run, (first, n) in enumerate(self.spans) if index < first + n)
-        return jax.tree.map(lambda a: a[offset], self.runs[run])
+        block = jax.tree.map(lambda a: a[offset], self.runs[run])
+        return block if self.use is None else self.use(block)
 
     def replace(self, index: int, block: nnx.Module) -> "Stack":
         """A stack with `block` at `index`; neighbouring blocks of the same structure and shapes share a run."""
@@ -85,7 +105,7 @@ class Stack(nnx.Module):
         return self.from_blocks(blocks, remat=self.remat, unroll=self.unroll)
 
     @classmethod
-    def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool = False) -> "Stack":
+    def from_blocks(cls, blocks: list[nnx.Module], *, remat: str = "none", unroll: bool | None = None) -> "Stack":
         """A stack of the given blocks."""
         return cls._of_groups([list(group) for _, group in itertools.groupby(blocks, _kind)], remat, unroll)
 
@@ -97,7 +117,7 @@ class Stack(nnx.Module):
         return self._of_groups([[self[i]] for i in range(len(self))], self.remat, unroll=True)
 
     @classmethod
-    def _of_groups(cls, groups: list[list[nnx.Module]], remat: str, unroll: bool) -> "Stack":
+    def _of_groups(cls, groups: list[list[nnx.Module]], remat: str, unroll: bool | None) -> "Stack":
         """A stack with a run for each group of blocks."""
         stack = cls((), remat=remat, unroll=unroll, rngs=Keys(0))
         stack.lengths = tuple(map(len, groups))
@@ -135,7 +155,8 @@ class Stack(nnx.Module):
             runs or calls.  None disables dropout and stochastic depth.
         """
         stop = len(self) if stop is None else stop
-        block = functools.partial(_call, phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
+        options = dict(phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
+        block = functools.partial(_call, use=self.use, **options)
         for run, begin, end, period in self._segments(start, stop, phases):
             x, carry = self.apply(run, begin, end, period, (x, carry), rates, block)
         return x, carry
@@ -160,7 +181,7 @@ class Stack(nnx.Module):
         if end - begin == 1:
             step = (begin, None if rates is None else rates[begin], jax.tree.map(lambda a: a[offset], part))
             with taken:
-                carried, changed = self._with_remat(functools.partial(block, phase=begin), True)(carried, step)
+                carried, changed = self._with_remat(functools.partial(block, phase=begin), True, part)(carried, step)
             _write(part, {name: value[None] for name, value in changed.items()}, chosen)
             return carried
         part = part if end - begin == length else jax.tree.map(lambda a: a[chosen], part)
@@ -170,20 +191,47 @@ class Stack(nnx.Module):
             steps = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), steps)
             body = functools.partial(_several, block, begin, period)
         with taken:
-            loop = _written_out if self.unroll else jax.lax.scan
-            carried, changed = loop(self._with_remat(body, self.unroll), carried, steps, length=(end - begin) // period)
+            unroll = _UNROLL.get() if self.unroll is None else self.unroll
+            loop = _written_out if unroll else jax.lax.scan
+            carried, changed = loop(
+                self._with_remat(body, unroll, part), carried, steps, length=(end - begin) // period
+            )
         if period > 1:
             changed = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), changed)
         _write(self.runs[run], changed, None if end - begin == length else chosen)
         return carried
 
-    def _with_remat(self, body: Callable, prevent_cse: bool) -> Callable:
+    def _with_remat(self, body: Callable, unrolled: bool, part: nnx.Module) -> Callable:
         policy = REMAT[self.remat]
-        return body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=prevent_cse)
+        if policy is None and self.use is not None and not unrolled:
+            parameters = frozenset(_size(a.shape[1:]) for a in jax.tree.leaves(part))
+            policy = functools.partial(_depends_on_tokens, parameters)
+        return body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
         check_blocks("Stack", indices, len(self))
+
+
+def used(module: M, use: Callable[[Any], Any]) -> M:
+    """A copy whose parameters pass through `use` where they are used: those of a stack one block at a time.
+
+    Args:
+      use: maps a module to one of the same structure; hashable, as it becomes a part of that structure.
+    """
+    stacks = [path for path, part in nnx.iter_modules(module) if isinstance(part, Stack)]
+    graph, state = nnx.split(use(module))
+    before = dict(nnx.to_flat_state(nnx.state(module)))
+
+    def choose(path, variable):
+        return before[path] if any(path[: len(stack)] == stack for stack in stacks) else variable
+
+    flat = nnx.to_flat_state(state)
+    result = nnx.merge(graph, nnx.from_flat_state([(path, choose(path, variable)) for path, variable in flat]))
+    for _, part in nnx.iter_modules(result):
+        if isinstance(part, Stack):
+            part.use = use
+    return result
 
 
 def captured(apply: Callable[[Any, int, int], Any], state: Any, capture: Iterable[int], start: int, stop: int) -> Any:
@@ -227,9 +275,22 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
             raise IndexError(f"{name}: there is no block {index}; the blocks are 0 to {depth - 1}.")
 
 
-def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
+def _depends_on_tokens(parameters, primitive, *operands, **_):
+    """The policy of "none" in a scan: what is computed from parameters alone is computed again.
+
+    Kept, a scan would stack it: a second copy of all parameters, rounded or multiplied.
+    """
+    return not {_size(a.shape) for a in operands} <= parameters | {()}
+
+
+def _size(shape):
+    return tuple(n for n in shape if n > 1)
+
+
+def _call(carried, step, *, phase, phases, use, layout, shared, fold, train, key):
     """One block as the body of `lax.scan`: x and the carry, then the changed variables."""
     (x, carry), (index, rate, block) = carried, step
+    block = block if use is None else use(block)
     key = None if key is None else jax.random.fold_in(key, index)
     options: dict[str, Any] = dict(rate=0.0 if rate is None else rate, train=train, key=key)
     options |= dict(phase=phase % phases) if phases > 1 else {}

@@ -37,7 +37,7 @@ from equivit.symmetry.shifts import Choice
 class StagedConfig(ImageConfig):
     """Base of a configuration with `depths`, the blocks of each stage; `unroll` as in `layers/stack.py`."""
 
-    unroll: bool = False
+    unroll: bool | None = None
 
     @property
     def depth(self: Any) -> int:

@@ -17,6 +17,7 @@ from equivit import errors, logical, precision
 from equivit.data.batches import MakeTransform
 from equivit.data.pixels import normalize
 from equivit.data.transforms import Train
+from equivit.layers.stack import used
 from equivit.logical import Arrays, Tensor
 from equivit.models import zoo
 from equivit.models.model import Config, check_input
@@ -154,11 +155,11 @@ class Objective:
         return extra
 
     def holding(self, module: nnx.Module, arrays: Arrays) -> nnx.Module:
-        """A copy of `module`, which may be abstract, with `arrays` at the precision of the run.
+        """A copy of `module`, which may be abstract, with `arrays` at the precision of the run, to compute with.
 
         A loss uses it to compute with other parameters, such as averages.
         """
-        return precision.cast(logical.put(module, arrays), self.config.get("precision", "float32"))
+        return used(logical.put(module, arrays), precision.AtUse(self.config.get("precision", "float32")))
 
     def remarks(self, metrics: Mapping[str, float]) -> list[str]:
         """Warnings about the mean metrics since the last call, such as failed training."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from equivit import errors
 from equivit.derivatives import linear
-from equivit.symmetry.views import greatest, view_hashes
+from equivit.symmetry.views import first_of_largest, greatest, view_hashes
 
 Stride = int | tuple[int, int]
 
@@ -211,8 +211,8 @@ def canonical(x: jax.Array) -> tuple[jax.Array, jax.Array]:
       The maps [B, H, W, C], and where their first position was: (row, column) [B, 2], int32.
     """
     content = jax.lax.stop_gradient(x)
-    size = x.shape[1], x.shape[2]
-    first = phases(choose(_changes(content), size, view_hashes(content)).index, size)
+    index = first_of_largest(jnp.nan_to_num(_changes(content)), content)
+    first = phases(index, (x.shape[1], x.shape[2]))
     return roll(x, -first), first
 
 
@@ -300,12 +300,9 @@ def _lattices(x: jax.Array, stride: tuple[int, int]) -> jax.Array:
 
 
 def _take(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Rows [B, h] and columns [B, w] of maps, modulo their size.  Whole rows are copied at once."""
-    rows, columns = rows % x.shape[1], columns % x.shape[2]
-    rows = jnp.expand_dims(rows, range(2, x.ndim))
-    columns = jnp.expand_dims(columns, (1, *range(3, x.ndim)))
-    x = jnp.take_along_axis(x, rows, 1, mode="promise_in_bounds")
-    return jnp.take_along_axis(x, columns, 2, mode="promise_in_bounds")
+    """Rows [B, h] and columns [B, w] of maps, modulo their size, by one gather."""
+    rows, columns = rows[:, :, None] % x.shape[1], columns[:, None] % x.shape[2]
+    return jnp.asarray(x).at[jnp.arange(len(x))[:, None, None], rows, columns].get(mode="promise_in_bounds")
 
 
 def _smooth(where: str, x: jax.Array, size: int | None) -> jax.Array:

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from equivit import logical
 from equivit.data import loader
 from equivit.data.loader import TrainPipeline
+from equivit.layers import stack
 from equivit.layers.rngs import Keys
 from equivit.logical import Arrays
 from equivit.models import zoo
@@ -150,19 +151,25 @@ def make_program(
         accumulation=config.optimizer.accumulation,
         teachers={name: logical.abstract(model) for name, model in teachers.items()},
     )
+    platform = platform_of(mesh)
+
+    def placed(*arguments):
+        # Under a scan, saving the blocks' activations takes a third of a training step on a GPU.
+        with stack.unrolled(platform == "gpu"):
+            return step(*arguments)
+
     compiled = jax.jit(
-        step,
+        placed,
         static_argnums=3,
         donate_argnums=0,
-        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.BATCH)),
+        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.batch(mesh))),
         out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
     )
     # Runs once.  At level 1 a CPU compiles it in a quarter of the time, draws the same bits and is as fast.
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
     init = jax.jit(
         lambda arrays: begin(objective, make_module(arrays), optimizer),
         out_shardings=shardings,
-        compiler_options={"xla_backend_optimization_level": 1} if on_cpu else None,
+        compiler_options={"xla_backend_optimization_level": 1} if platform == "cpu" else None,
     )
     changing = None if config.optimizer.weight_decay_end is None else weight_decay
     return Program(objective, module, _at(abstract, shardings), teacher_arrays, init, compiled, lr, changing)
@@ -181,6 +188,11 @@ def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module
     return make
 
 
+def platform_of(mesh: Mesh) -> str:
+    """The platform of the devices: "cpu", "gpu" or "tpu"."""
+    return mesh.devices.flat[0].platform
+
+
 def _stacks(modules) -> dict[str, int]:
     """The number of leading axes of each leaf that stack logical tensors."""
     tables = {leaf: table for module in modules for leaf, table in logical.tensors(module, nnx.Variable).items()}
@@ -191,7 +203,7 @@ def _on_mesh(mesh, teachers, stacks):
     """The arrays of the teachers on the mesh, and their shardings."""
     arrays = {name: logical.take(model, nnx.Variable) for name, model in teachers.items()}
     shardings = sharding.of_tree(mesh, arrays, stacks)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
+    if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
         return _at(arrays, shardings), shardings
     return jax.jit(lambda arrays: arrays, out_shardings=shardings)(jax.device_get(arrays)), shardings
 

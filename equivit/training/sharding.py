@@ -1,20 +1,24 @@
 """The mesh (data, fsdp), and shardings derived from shapes.
 
-Optimiser state and averaged weights are sharded like their parameters.
+With more than 8 devices, `fsdp` has two axes: hosts, and the 8 devices of a host.  A matrix of 160 x 480 is then split
+over 64 devices, as 20 x 60, though 64 divides neither axis.  Optimiser state and averaged weights are sharded like
+their parameters.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from equivit import errors
 from equivit.constraints import PositiveInt, Words
 
-BATCH = PartitionSpec(("data", "fsdp"))
+HOST = 8  # devices
+SPLIT = ("fsdp", "hosts")  # axes that parameters are split along, if the mesh has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,21 +29,34 @@ class MeshConfig:
     fsdp: PositiveInt = 1
 
 
-def create_mesh(config: ConfigDict) -> Mesh:
-    """Arrange all devices in a mesh [data, fsdp]; `config.data=-1` uses the devices that remain after `fsdp`.
+def create_mesh(config: ConfigDict, devices: Sequence[Any] | None = None) -> Mesh:
+    """Arrange devices in a mesh [data, fsdp], or [data, hosts, 8] if `fsdp` is a larger multiple of 8.
+
+    `config.data=-1` uses the devices that remain after `fsdp`.
+
+    Args:
+      devices: None: all of this run.
 
     Raises ValueError if the sizes do not multiply to the number of devices.
     """
-    devices = jax.device_count()
+    number = jax.device_count() if devices is None else len(devices)
     fsdp = config.fsdp
-    data = devices // fsdp if config.data == -1 else config.data
-    if data * fsdp != devices:
-        divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    data = number // fsdp if config.data == -1 else config.data
+    if data * fsdp != number:
+        divisors = [n for n in range(1, number + 1) if number % n == 0]
         raise ValueError(
-            f"mesh: data={config.data} and fsdp={fsdp} do not multiply to the {devices} devices here; "
+            f"mesh: data={config.data} and fsdp={fsdp} do not multiply to the {number} devices here; "
             f"fsdp may be one of {divisors} with data=-1."
         )
-    return jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))
+    shape, names = (data, fsdp), ("data", "fsdp")
+    if fsdp > HOST and fsdp % HOST == 0:
+        shape, names = (data, fsdp // HOST, HOST), ("data", "hosts", "fsdp")
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape), devices=devices)
+
+
+def batch(mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """Split the examples, the first axis of an array, over all devices."""
+    return PartitionSpec(tuple(mesh.axis_names))
 
 
 def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
@@ -55,26 +72,38 @@ def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:
 def of_tree(mesh: Mesh, tree: Any, stack_axes: dict[str, int]) -> Any:
     """A NamedSharding for each leaf of an abstract tree.
 
-    A leaf is split along `fsdp` on its largest divisible axis, never on a stack axis.  `stack_axes` counts the stack
-    axes of each parameter; an array under a parameter's name elsewhere in the tree (moments, averages) follows it.
+    A leaf is split along its largest divisible axis, never along a stack axis; along two if it takes two to split it
+    over `hosts` too.  `stack_axes` counts the stack axes of each parameter; an array under a parameter's name elsewhere
+    in the tree (moments, averages) follows it.
     """
 
     def rule(path, leaf):
         name = next((key.key for key in reversed(path) if getattr(key, "key", None) in stack_axes), "")
-        return NamedSharding(mesh, _spec(leaf.shape, stack_axes.get(name, 0), mesh.shape["fsdp"]))
+        return NamedSharding(mesh, _spec(leaf.shape, stack_axes.get(name, 0), mesh))
 
     return jax.tree.map_with_path(rule, tree)
 
 
-def _spec(shape, stacked, fsdp):
-    axes = [axis for axis in range(stacked, len(shape)) if shape[axis] % fsdp == 0]
-    if fsdp == 1 or not axes or math.prod(shape) == 0:
+def _spec(shape, stacked, mesh):
+    """One axis for all of SPLIT if there is one, or else an axis for each."""
+    sizes = {name: mesh.shape[name] for name in SPLIT if mesh.shape.get(name, 1) > 1}
+    if math.prod(shape) == 0:
         return PartitionSpec()
-    largest = max(axes, key=lambda axis: shape[axis])
-    return PartitionSpec(*(None for _ in range(largest)), "fsdp")
+    whole = math.prod(sizes.values())
+    together = any(size % whole == 0 for size in shape[stacked:])
+    parts, split = list(shape), [()] * len(shape)
+    for names in [tuple(sizes)] if together else [(name,) for name in sizes]:
+        number = math.prod(sizes[name] for name in names)
+        axes = [axis for axis in range(stacked, len(shape)) if parts[axis] % number == 0]
+        if axes:
+            largest = max(axes, key=lambda axis: parts[axis])
+            parts[largest] //= number
+            split[largest] += names
+    last = max((axis + 1 for axis, names in enumerate(split) if names), default=0)
+    return PartitionSpec(*(names or None for names in split[:last]))
 
 
-def to_global(mesh: Mesh, batch: dict) -> dict[str, jax.Array]:
+def to_global(mesh: Mesh, rows: dict) -> dict[str, jax.Array]:
     """Turn this process's rows of a batch into global arrays, sharded over all devices along the example axis."""
-    sharding = NamedSharding(mesh, BATCH)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    sharding = NamedSharding(mesh, batch(mesh))
+    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in rows.items()}

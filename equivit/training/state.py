@@ -144,7 +144,8 @@ def _gradients(loss, trainable, carried, batch, key, accumulation):
 def _cut(rows, parts):
     """[B, ...] -> [parts, B / parts, ...]; every part has rows of every device, so no row moves."""
     rows = jnp.moveaxis(rows.reshape(rows.shape[0] // parts, parts, *rows.shape[1:]), 1, 0)
-    return jax.lax.with_sharding_constraint(rows, PartitionSpec(None, *sharding.BATCH))
+    examples = sharding.batch(jax.sharding.get_abstract_mesh())
+    return jax.lax.with_sharding_constraint(rows, PartitionSpec(None, *examples))
 
 
 def _check_statistics(objective, module, before, trainable):

@@ -1,13 +1,18 @@
-"""Softmax attention: `attend` takes queries, keys and values per head, `attention` takes all heads side by side."""
+"""Softmax attention.
+
+`attend` takes queries, keys and values per head, `attention` all heads side by side, `self_attention` tokens.
+"""
+
+import functools
 
 import jax
-import jax.numpy as jnp
 
 from kernels import dispatch
 from kernels.attention import gpu, reference
-from kernels.attention.reference import head_by_head, side_by_side
+from kernels.attention.reference import head_by_head, side_by_side, split_heads
+from kernels.product import Map, linear
 
-__all__ = ["attend", "attention", "head_by_head", "side_by_side", "weights"]
+__all__ = ["attend", "attention", "head_by_head", "self_attention", "side_by_side", "split_heads", "weights"]
 
 NAME = "attention"
 
@@ -72,8 +77,23 @@ def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> ja
         if implementation != "auto":
             raise dispatch.no_kernel(NAME, implementation, qkv)
         implementation = "xla"
-    q, k, v = (head_by_head(part, heads) for part in jnp.split(qkv, 3, axis=-1))
-    return side_by_side(attend(q, k, v, implementation=implementation))
+    return side_by_side(attend(*split_heads(qkv, heads), implementation=implementation))
+
+
+def self_attention(x: jax.Array, qkv: Map, proj: Map, heads: int) -> jax.Array:
+    """Linear map to queries, keys and values, `attention`, and linear map.
+
+    Shapes: [*B, N, C] -> [*B, N, D].
+
+    Args:
+      qkv: weight [C, 3 H d], columns (q | k | v) x heads x head channels, and bias.
+      proj: weight [H d, D], and bias.
+      heads: H.
+    """
+    if dispatch.AUTO.get() in ("auto", "gpu") and gpu.takes(x, qkv, proj, heads):
+        fused, plain = (functools.partial(form, heads) for form in (gpu.self_attention, reference.self_attention))
+        return jax.lax.platform_dependent(x, qkv, proj, cuda=fused, default=plain)
+    return linear(attention(linear(x, *qkv), heads), *proj)
 
 
 def weights(q: jax.Array, k: jax.Array) -> jax.Array:

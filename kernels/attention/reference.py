@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from kernels.product import einsum, kept
+from kernels.product import Map, einsum, kept, linear
 
 
 def attend(
@@ -21,8 +21,22 @@ def attend(
 
 def attention(qkv: jax.Array, heads: int) -> jax.Array:
     """`attend` for heads side by side: [*B, N, 3 H d] -> [*B, N, H d]."""
-    q, k, v = (head_by_head(part, heads) for part in jnp.split(qkv, 3, axis=-1))
-    return side_by_side(attend(q, k, v))
+    return side_by_side(attend(*split_heads(qkv, heads)))
+
+
+def self_attention(heads: int, x: jax.Array, qkv: Map, proj: Map) -> jax.Array:
+    """`attention` between two linear maps: [*B, N, C] -> [*B, N, D]."""
+    return linear(attention(linear(x, *qkv), heads), *proj)
+
+
+def split_heads(qkv: jax.Array, heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[*B, N, 3 H d] to q, k and v, each [*B, H, N, d].
+
+    Split, then transposed: the gradient of a split is one concatenation; that of indexing is a sum of padded arrays.
+    """
+    shape = (*qkv.shape[:-1], heads, qkv.shape[-1] // (3 * heads))
+    q, k, v = (jnp.swapaxes(part.reshape(shape), -2, -3) for part in jnp.split(qkv, 3, axis=-1))
+    return q, k, v
 
 
 def head_by_head(x: jax.Array, heads: int) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from kernels import dispatch
-from kernels.convolution import cpu, reference
+from kernels.convolution import cpu, gpu, reference
 from kernels.convolution.reference import around
 
 __all__ = ["around", "convolve"]
@@ -32,8 +32,8 @@ def convolve(
       pads: rows before and after a map, and columns before and after it.
       mode: padding values: "zeros", or "circular" for the opposite side of the map.
       groups: number of channel groups, convolved independently.
-      implementation: "cpu" is a form that XLA:CPU compiles well (`cpu.py`), if there is one; "reference" is XLA's
-        convolution.  All others choose between the two when a program is lowered.
+      implementation: "cpu" and "gpu" are forms that are fast there (`cpu.py`, `gpu.py`), if there are any; "reference"
+        is XLA's convolution.  All others choose among them when a program is lowered.
 
     Raises:
       ValueError: an unknown implementation.
@@ -41,9 +41,11 @@ def convolve(
     chosen = dispatch.chosen("convolve", implementation)
     maps = x.astype(kernel.dtype).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
     options: dict[str, Any] = dict(stride=stride, pads=pads, mode=mode, groups=groups)
-    plain, form = functools.partial(reference.convolve, **options), cpu.form(maps, kernel, **options)
-    if form is None or chosen == "reference":
-        y = plain(maps, kernel)
+    plain = functools.partial(reference.convolve, **options)
+    forms = {"cpu": cpu.form(maps, kernel, **options), "gpu": gpu.form(maps, kernel, **options)}
+    if chosen in ("reference", *forms):
+        y = (forms.get(chosen) or plain)(maps, kernel)
     else:
-        y = form(maps, kernel) if chosen == "cpu" else jax.lax.platform_dependent(maps, kernel, cpu=form, default=plain)
+        known = {platform: form for platform, form in (("cpu", forms["cpu"]), ("cuda", forms["gpu"])) if form}
+        y = jax.lax.platform_dependent(maps, kernel, **known, default=plain) if known else plain(maps, kernel)
     return y.reshape(*x.shape[:-3], *y.shape[1:])

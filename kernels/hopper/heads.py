@@ -117,10 +117,10 @@ def order(c: int) -> np.ndarray:
 def apart(y: jax.Array) -> jax.Array:
     """Head vectors [M, H, 8c] in the order of `order` by components, [8, M, H c], as `residual.forward` takes them."""
     m, heads, width = y.shape
-    return jnp.moveaxis(y.reshape(m, -1)[:, _places(width // 8, heads)], 1, 0)
+    return jnp.moveaxis(y.reshape(m, -1)[:, places(width // 8, heads)], 1, 0)
 
 
-def _places(c, heads):
+def places(c: int, heads: int) -> np.ndarray:
     """The place of each channel of a component among the head vectors of a row, [8, H c]."""
     vectors = order(c)
     channels = vectors[..., 1] + np.array([0, c, 2 * c, 3 * c, 4 * c, 6 * c])[vectors[..., 0]]

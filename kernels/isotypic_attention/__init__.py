@@ -45,4 +45,9 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
         if implementation != "auto":
             raise dispatch.no_kernel(NAME, implementation, field, f" and {heads} heads")
         implementation = "xla"
+    if chosen == "gpu" and dispatch.hopper():
+        from kernels.isotypic_attention import gpu
+
+        if gpu.supported(field, qkv, heads):
+            return gpu.attention(field, qkv, proj, heads)
     return reference.isotypic_attention(field, qkv, proj, heads, implementation=implementation)

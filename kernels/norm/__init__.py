@@ -8,19 +8,17 @@ import functools
 
 import jax
 
-from kernels import dispatch
+from equivit.derivatives import linear
+from kernels.dispatch import stored
 from kernels.isotypic_linear import Field
 from kernels.norm import reference
 from kernels.norm.reference import Norm
 
-__all__ = ["Norm", "normalise"]
-NAME = "norm"
+__all__ = ["Norm", "normalise", "standardise"]
 
 
 def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
-    """Normalise a field; on a GPU, the standard deviation of lines and planes is computed once.
-
-    There XLA would compute it in the fusions of both, and so read the whole field twice.
+    """Normalise a field.
 
     Args:
       field: lines and planes, or lines alone.
@@ -28,14 +26,64 @@ def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field
       bias: [C], added to the first line.
       norm: the constants.
     """
-    on_gpu = len(field) > 1 and dispatch.chosen(NAME, "auto") in ("auto", "gpu")
-    return _normalise(field, scales, bias, norm, on_gpu)
+    return _normalised(norm, field, scales, bias)
 
 
 # Recomputed in the backward pass: the residuals would be four times as large as a field in bfloat16.
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
-def _normalise(field, scales, bias, norm, on_gpu):
-    plain = functools.partial(reference.normalise, norm=norm)
-    kernels = {"gpu": functools.partial(plain, store=jax.lax.optimization_barrier)} if on_gpu else {}
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _normalised(norm, field, scales, bias):
     with jax.named_scope("norm"):
-        return dispatch.select(NAME, "auto", plain, kernels, field, scales, bias)
+        return _cast(reference.scaled(_standardised(norm, field), scales, bias), field)
+
+
+def standardise(field: Field, norm: Norm) -> Field:
+    """Normalise a field without scale and bias."""
+    with jax.named_scope("norm"):
+        return _cast(_standardised(norm, field), field)
+
+
+def _cast(result, field):
+    return tuple(y.astype(a.dtype) for y, a in zip(result, field, strict=True))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _standardised(norm, field):
+    return _with_inverse(norm, field)[0]
+
+
+def _with_inverse(norm, field):
+    """The standardised field and 1 / sigma, which on a GPU one pass finds: otherwise two would each read all."""
+    parts = reference.centred(field)
+    inverse = stored(reference.inverse_deviation(parts, norm))
+    return tuple(a * inverse for a in parts), inverse
+
+
+@_standardised.defjvp
+def _derivative(norm, fields, slopes):
+    (field,), (slope,) = fields, slopes
+    y, inverse = _with_inverse(norm, field)
+    forward, backward = (functools.partial(projected, norm) for projected in (_slope, _pullback))
+    return y, linear(forward, backward, (field, inverse), slope)
+
+
+# For x' = x - mean(x), y = x' / sigma and sigma^2 = (sum_i w_i mean(x_i'^2) + eps) / order:
+#   dy_i = (dx_i' - y_i sum_j w_j mean(y_j dx_j) / order) / sigma
+# and, transposed, with C_i channels:
+#   dx_i = (dy_i' - y_i w_i / C_i sum_j C_j mean(y_j dy_j) / order) / sigma
+def _slope(norm, residuals, slopes):
+    weights = (1.0, norm.row_weight)
+    return _projected(residuals, slopes, weights, (1.0, 1.0))
+
+
+def _pullback(norm, residuals, slopes):
+    field, _ = residuals
+    gradient = _projected(residuals, slopes, (1.0, 2.0), (1.0, norm.row_weight / 2))
+    return _cast(gradient, field)
+
+
+def _projected(residuals, slopes, summed, subtracted):
+    field, inverse = residuals
+    y, centred = [a * inverse for a in reference.centred(field)], reference.centred(slopes)
+    total = reference.weighted_means((a * b for a, b in zip(y, centred, strict=True)), summed)
+    total = stored(total / reference.order(field))
+    return tuple(inverse * (b - a * (weight * total)) for a, b, weight in zip(y, centred, subtracted, strict=False))

@@ -1,6 +1,7 @@
 """Layer norm of a field in plain jnp, in at least float32: the definition."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -16,21 +17,48 @@ class Norm(NamedTuple):
     row_weight: float = 1.0
 
 
-def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm, store: Callable = lambda x: x) -> Field:
-    """Centre each irrep, divide by the common standard deviation, scale, and add the bias to the first line.
+def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
+    """Standardise, scale, and add the bias to the first line."""
+    return scaled(standardise(field, norm), scales, bias)
 
-    `store` is the identity, applied to the inverse standard deviation of each token, [*B, N, 1].
-    """
+
+def standardise(field: Field, norm: Norm) -> Field:
+    """Centre each irrep and divide by the common standard deviation of the token."""
+    parts = centred(field)
+    inverse = inverse_deviation(parts, norm)
+    return tuple(a * inverse for a in parts)
+
+
+def centred(field: Field) -> Field:
+    """The field minus the mean of each irrep over its channels."""
     wide = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in field)
-    centred = tuple(a - a.mean(-1, keepdims=True) for a in wide)
-    total, *of_planes = (jnp.square(a).mean(-1, keepdims=True).sum(0) for a in centred)
-    if of_planes:
-        total = total + norm.row_weight * of_planes[0]
-    order = sum(len(a) * rows for a, rows in zip(field, (1, 2), strict=False))  # a row of E has twice the channels
-    inverse = store(jax.lax.rsqrt((total + norm.eps) / order))
-    lines, *planes = (a * inverse * over_tokens(s, a) for a, s in zip(centred, scales, strict=True))
-    lines = add_to_first(lines, bias)
-    return tuple(y.astype(a.dtype) for y, a in zip((lines, *planes), field, strict=True))
+    return tuple(a - a.mean(-1, keepdims=True) for a in wide)
+
+
+def inverse_deviation(parts: Field, norm: Norm) -> jax.Array:
+    """1 / sigma of each token of a centred field, [*B, N, 1].
+
+    sigma^2 = (sum of weighted variances + eps) / order of the group.
+    """
+    total = weighted_means((jnp.square(a) for a in parts), (1.0, norm.row_weight))
+    return jax.lax.rsqrt((total + norm.eps) / order(parts))
+
+
+def weighted_means(field: Iterable[jax.Array], weights: tuple[float, ...]) -> jax.Array:
+    """The means over channels, weighted by kind and summed over the irreps: [*B, N, 1]."""
+    means = (weight * a.mean(-1, keepdims=True).sum(0) for a, weight in zip(field, weights, strict=False))
+    return functools.reduce(jnp.add, means)
+
+
+def order(field: Field) -> int:
+    """The order of the group: a row of E has twice the channels."""
+    return sum(len(a) * copies for a, copies in zip(field, (1, 2), strict=False))
+
+
+def scaled(field: Field, scales: Field, bias: jax.Array) -> Field:
+    """Multiply by a scale per channel, and add the bias to the first line."""
+    lines, *planes = (a * over_tokens(s, a) for a, s in zip(field, scales, strict=True))
+    return add_to_first(lines, bias), *planes
 
 
 def over_tokens(scale: jax.Array, array: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Products of two arrays.
+"""Products of two arrays, and the linear map of tokens.
 
-In bfloat16 a product is a primitive, so that `cpu.py` can control its lowering on XLA:CPU.  Its gradients are such
-products too, with axes ordered like the factor's.  In float32 this pays only for fields.
+In bfloat16 a product is a primitive, so that its form can depend on the platform.  Its gradients are such products too,
+with axes ordered like the factor's.  In float32 this pays only for fields.
 """
 
 import functools
@@ -15,11 +15,25 @@ from jax.interpreters import ad, batching, mlir
 
 from kernels import dispatch
 from kernels.product import cpu
+from kernels.product.axes import joined, split
 
 LINEAR = "...c,cd->...d"  # a linear map of tokens
 # Marks products for `remat="dots"`, whose policy skips our own primitives and products with a batch axis, such as the
 # weighted sums of values in attention, which are small.
 kept = functools.partial(checkpoint_name, name="product")
+
+
+Map = tuple[jax.Array, jax.Array | None]  # a linear map: weight [C, D] and bias [D], or None
+
+
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
+    with jax.named_scope("linear"):
+        y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
+        if bias is None or bias.dtype == y.dtype:
+            return y if bias is None else y + bias
+        # Broadcast before casting: the gradient of b is then summed in the dtype of b, which may be wider.
+        return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -62,12 +76,12 @@ def _aval(x, y, **options):
 
 
 def _x_gradient(dz, x, y, *, axes: str, precision: str | None):
-    of_x, of_y, of_z = cpu.split(axes)
+    of_x, of_y, of_z = split(axes)
     return _bound(dz, y, axes=f"{of_z},{of_y}->{of_x}", precision=precision)
 
 
 def _y_gradient(dz, x, y, *, axes: str, precision: str | None):
-    of_x, of_y, of_z = cpu.split(axes)
+    of_x, of_y, of_z = split(axes)
     return _bound(x, dz, axes=f"{of_x},{of_z}->{of_y}", precision=precision)
 
 
@@ -76,7 +90,7 @@ def _batched(factors, at, *, axes: str, precision: str | None):
     new = next(letter for letter in string.ascii_letters if letter not in axes)
     moved = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(factors, at, strict=True)]
     of_x, of_y = ("" if i is None else new for i in at)
-    x_axes, y_axes, z_axes = cpu.split(axes)
+    x_axes, y_axes, z_axes = split(axes)
     return _bound(*moved, axes=f"{of_x}{x_axes},{of_y}{y_axes}->{new}{z_axes}", precision=precision), 0
 
 
@@ -87,3 +101,4 @@ ad.defbilinear(_product, _x_gradient, _y_gradient)
 batching.primitive_batchers[_product] = _batched
 mlir.register_lowering(_product, mlir.lower_fun(_computed, multiple_results=False))
 mlir.register_lowering(_product, cpu.lowered, platform="cpu")
+mlir.register_lowering(_product, mlir.lower_fun(joined, multiple_results=False), platform="cuda")

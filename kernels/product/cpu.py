@@ -1,8 +1,8 @@
 """Products in forms that XLA:CPU runs fast.
 
-A sum over images and tokens, as in the gradient of a weight, runs over one collapsed axis: XLA would transpose both
-arrays to collapse two.  Without it, a float32 training step takes 1.09 times as long for D8(ViT-S), 1.02 for ViT-S.
-Without all that follows, a bfloat16 step takes 1.28 and 1.71 times as long (two cores of Zen 3, four blocks, 8 images):
+In float32 a sum over images and tokens runs over one axis (`axes.joined`): without it, a training step takes 1.09 times
+as long for D8(ViT-S), 1.02 for ViT-S.  Without all that follows, a bfloat16 step takes 1.28 and 1.71 times as long (two
+cores of Zen 3, four blocks, 8 images):
 
 - A product is summed in float32 and rounded once: XLA:CPU has fast code only for float32 results.
 - Its factors have row-major layouts.  XLA:CPU chooses its code for a product before it assigns layouts; if a factor
@@ -15,10 +15,11 @@ Without all that follows, a bfloat16 step takes 1.28 and 1.71 times as long (two
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
+
+from kernels.product.axes import joined, only, split
 
 
 def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str, precision: str | None):
@@ -28,32 +29,15 @@ def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str, precision: st
     prescribed = getattr(module.axis_context, "num_devices", None) == 1 and not module.lowering_parameters.for_export
     computed: Any = functools.partial(_computed, axes=axes, prescribed=prescribed)
     if not all(aval.dtype == jnp.bfloat16 for aval in context.avals_in):  # pyright: ignore[reportAttributeAccessIssue]
-        computed = functools.partial(_joined, axes=axes, precision=precision)
+        computed = functools.partial(joined, axes=axes, precision=precision)
     return mlir.lower_fun(computed, multiple_results=False)(context, x, y)
-
-
-def split(axes: str) -> tuple[str, str, str]:
-    """The axes of the factors and of the result."""
-    factors, result = axes.split("->")
-    of_x, of_y = factors.split(",")
-    return of_x, of_y, result
-
-
-def _joined(x, y, *, axes: str, precision: str | None):
-    """Collapse the summed axes into one if they are adjacent in both factors."""
-    of_x, of_y, of_z = split(axes)
-    summed = _only(of_x, of_z)
-    if len(summed) > 1 and summed in of_x and summed in of_y:
-        x, y = (jax.lax.collapse(a, i, i + len(summed)) for a, i in ((x, of_x.index(summed)), (y, of_y.index(summed))))
-        axes = axes.replace(summed, summed[0])
-    return jnp.einsum(axes, x, y, precision=precision)
 
 
 def _computed(x, y, *, axes: str, prescribed: bool):
     """A batched matrix product: rows of x by columns of y; x, y and the result share the batch axes `many`."""
     of_x, of_y, of_z = split(axes)
-    rows, columns = _only(of_x, of_y), _only(of_y, of_x)
-    many, summed = _only(of_z, rows + columns), _only(of_x, of_z)
+    rows, columns = only(of_x, of_y), only(of_y, of_x)
+    many, summed = only(of_z, rows + columns), only(of_x, of_z)
     if of_z == many + columns + rows != many + rows + columns:
         return _computed(y, x, axes=f"{of_y},{of_x}->{of_z}", prescribed=prescribed)
     if prescribed and of_x == summed + rows and x.size > y.size:
@@ -78,8 +62,3 @@ def _turned(x, axes: str, orders: list[str]):
     """x transposed to one of the orders of axes, and that order."""
     order = axes if axes in orders else orders[0]
     return jnp.einsum(f"{axes}->{order}", x), order
-
-
-def _only(letters: str, others: str) -> str:
-    """The letters that are not among the others."""
-    return "".join(letter for letter in letters if letter not in others)

@@ -12,7 +12,8 @@ import pytest
 from equivit import models
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
-from kernels.attention import attend, gpu, side_by_side, weights
+from kernels import gpus
+from kernels.attention import attend, gpu, self_attention, side_by_side, weights
 from tests.drawing import normal
 
 
@@ -93,6 +94,20 @@ def test_a_machine_without_a_gpu_lowers_plain_products_for_cuda():
     assert "cudnn" not in text and "dot_general" in text
 
 
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_a_described_gpu_has_cudnn(capability):
+    """Without a GPU, for gradients too; outside of the context the machine decides again."""
+    q = jax.ShapeDtypeStruct((2, 3, 8, 64), jnp.bfloat16)
+
+    def text():
+        gradient = jax.jit(jax.grad(lambda q: attend(q, q, q).astype(jnp.float32).sum()))
+        return gradient.trace(q).lower(lowering_platforms=("cuda",)).as_text()
+
+    with gpus.lowering_for(gpus.Gpu(capability, 91000)):
+        assert "__cudnn$fmhaSoftmaxBackward" in text()
+    assert "cudnn" not in text()
+
+
 def test_the_cudnn_branch_concerns_cuda_only(monkeypatch):
     """The switch as on a machine with a GPU; the fused kernel itself needs one, and is stood in for."""
     monkeypatch.setattr(gpu, "available", lambda: True)
@@ -136,6 +151,42 @@ def test_cudnn_is_differentiated_at_even_numbers_of_tokens_only(cudnn, queries, 
 
     chex.assert_trees_all_close(gradients(gpu.attend), gradients(attend), atol=2e-6)
     assert cudnn == [(queries + queries % 2, keys + keys % 2)]
+
+
+@pytest.mark.parametrize(("tokens", "differentiated_at"), [(7, 8), (8, 8)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_self_attention_around_cudnn(cudnn, monkeypatch, tokens, differentiated_at, biased):
+    """A token that makes their number even has no weight, though its key is not 0 if there is a bias."""
+    x, maps = heads(0, 2, 3, tokens, 20), (heads(1, 20, 72) / 5, heads(2, 24, 12) / 5)
+    biases = (heads(3, 72), heads(4, 12)) if biased else (None, None)
+    qkv, proj = zip(maps, biases, strict=True)
+    arguments = (x, qkv, proj)
+
+    def around(x, qkv, proj):
+        return gpu.self_attention(3, x, qkv, proj)
+
+    def plain(x, qkv, proj):
+        return self_attention(x, qkv, proj, 3)
+
+    chex.assert_trees_all_close(around(*arguments), plain(*arguments), rtol=1e-6, atol=2e-6)
+    assert cudnn == [(tokens, tokens)]
+    gradients = (jax.grad(lambda *a, f=f: jnp.sin(f(*a)).sum(), (0, 1, 2)) for f in (around, plain))
+    found, expected = (gradient(*arguments) for gradient in gradients)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=2e-5)  # sums over 42 tokens
+    assert cudnn[-1] == (differentiated_at, differentiated_at)
+
+
+def test_self_attention_takes_cudnn_where_it_is(monkeypatch):
+    monkeypatch.setattr(gpu, "available", lambda: True)
+    monkeypatch.setattr(gpu, "self_attention", lambda heads, x, qkv, proj: jnp.cosh(x))
+
+    def lowered(dtype, platform):
+        x, *maps = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((2, 7, 128), (128, 384), (128, 128)))
+        traced = jax.jit(lambda x, qkv, proj: self_attention(x, (qkv, None), (proj, None), 2)).trace(x, *maps)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert "cosh" in lowered(jnp.bfloat16, "cuda")
+    assert "cosh" not in lowered(jnp.float32, "cuda") + lowered(jnp.bfloat16, "cpu")
 
 
 def test_an_unknown_implementation():

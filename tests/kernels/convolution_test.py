@@ -41,17 +41,18 @@ def assert_equal(found, expected, tolerance):
     )
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_is_the_reference(form, size, mode):
+def test_a_form_is_the_reference(form, size, mode, platform):
     (channels, inner, width, groups), (kernel, stride, pads, maps) = FORMS[form], size
     x, kernel = drawn(2, *maps, channels), drawn(*kernel, inner, width)
     options = dict(stride=stride, pads=pads, mode=mode, groups=groups)
 
     @jax.jit
     def both(x, kernel):
-        forms = (functools.partial(convolve, implementation=name, **options) for name in ("cpu", "reference"))
+        forms = (functools.partial(convolve, implementation=name, **options) for name in (platform, "reference"))
         return [all_of(f, x, kernel) for f in forms]
 
     assert_equal(*both(x, kernel), 4e-6)
@@ -91,6 +92,7 @@ PROGRAMS = {  # the arguments of a convolution, and how many its program for a C
     "many channels": ((2, 5, 6, 8), (3, 3, 8, 4), dict(), 1),
     "a large kernel": ((2, 8, 8, 3), (7, 7, 3, 4), dict(), 1),
     "around a torus": ((2, 5, 6, 8), (3, 3, 8, 4), dict(mode="circular"), 1),
+    "depthwise around a torus": ((2, 5, 6, 4), (3, 3, 1, 4), dict(groups=4, mode="circular"), 0),
 }
 
 
@@ -99,7 +101,7 @@ def test_which_program_has_which_form(name):
     x, kernel, options, on_cpu = PROGRAMS[name]
     arrays = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, kernel))
     traced = jax.jit(functools.partial(convolve, **options)).trace(*arrays)
-    for platform, convolutions in (("cpu", on_cpu), ("cuda", 1), ("tpu", 1)):
+    for platform, convolutions in (("cpu", on_cpu), ("cuda", int(name != "depthwise around a torus")), ("tpu", 1)):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert text.count("stablehlo.convolution") == convolutions
         assert "optimization_barrier" not in text or platform == "cpu"

@@ -12,14 +12,17 @@ import kernels
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
 from kernels.hopper import gelu, heads, norm, residual, rows
+from kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from kernels.isotypic_attention import irrep_by_irrep
+from kernels.isotypic_attention.reference import isotypic_attention as plain_attention
 from kernels.isotypic_linear import linear
 from kernels.norm import Norm
 from kernels.norm.reference import normalise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
+from kernels.octic_linear_gelu import octic_linear_gelu as octic_linear_gelu_op
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
-from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, widen
+from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
 
@@ -101,6 +104,22 @@ def test_the_gelu_is_the_reference_s(m, c, f, interpreter):
     arrays = draw_arguments(Shape("", (), m, c, f), "bfloat16")
     found = jax.jit(gelu.forward)(*arrays)
     assert_near([found], [by_components(*exactly(octic_linear_gelu, *arrays))])
+
+
+def test_the_gelu_s_gradient_begins_with_the_hidden_field_that_one_kernel_writes(interpreter):
+    arrays = draw_arguments(Shape("", (3,), 37, 32, 64), "bfloat16")
+    slopes = draw([(4, 3, 37, 64), (2, 3, 37, 128)], "bfloat16", seed=7)
+    op = functools.partial(octic_linear_gelu_op, implementation="gpu")
+    assert gelu.WITH_HIDDEN in str(jax.make_jaxpr(lambda *a: jax.vjp(op, *a)[1](slopes))(*arrays))
+    found = value_and_gradient(op, arrays, slopes)
+    with jax.default_matmul_precision("highest"):
+        expected = value_and_gradient(octic_linear_gelu, widen(arrays), widen(slopes))
+    for a, b in zip(widen(found), widen(expected), strict=True):  # the hidden field is rounded, sums are of 111 rows
+        assert float(jnp.abs(a - b).max()) < 0.02 * float(jnp.abs(b).max())
+    hidden = exactly(lambda *a: by_components(*linear(a[:2], (a[2:4], a[4]))), *arrays)
+    rows_of = [a.reshape(len(a), -1, a.shape[-1]) for a in arrays[:2]]
+    lines, planes, *_ = gelu.forward_with_hidden(*rows_of, *arrays[2:])
+    assert_near([by_components(lines, planes).reshape(hidden.shape)], [hidden])
 
 
 def test_parts_of_the_same_rows_go_to_different_clusters(interpreter, monkeypatch):
@@ -190,7 +209,8 @@ def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
         return jax.grad(loss)(*arguments[1:])
 
     assert found(branch) == expected
-    assert found(branch, "auto") == [] and found(gradient) == []
+    assert found(branch, "auto") == []
+    assert found(gradient) == [kernel for kernel in expected if kernel == "octic_heads"]  # the only one for training
     monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert found(branch) == []
 
@@ -205,3 +225,29 @@ def test_what_is_supported():
     assert not heads.supported(208, 16, jnp.bfloat16) and not heads.supported(96, 8, jnp.bfloat16)  # 13 and 12 channels
     for c in (96, 128, 160):  # a register of a thread holds what a tile needs, and shared memory what is staged
         assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
+
+
+@pytest.mark.parametrize("batch, width, number", [((2,), 32, 4), pytest.param((1, 2), 80, 8, id="10 channels")])
+def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, interpreter, monkeypatch):
+    """By the heads of the kernel, whose order a wrong permutation would betray."""
+    tokens = 21
+    field = draw([(4, *batch, tokens, width), (2, *batch, tokens, 2 * width)], "bfloat16", scale=1.0)
+    qkv = draw([(4, width, 3 * width), (2 * width, 6 * width)], "bfloat16", 1, width**-0.5)
+    proj = draw([(4, width, width), (2 * width, 2 * width)], "bfloat16", 2, width**-0.5)
+    biases, slopes = draw([(3 * width,), (width,)], "float32", 3), draw([a.shape for a in field], "bfloat16", 4)
+    arrays = (*field, *qkv, *proj, *biases)
+
+    def both(attention):
+        def on(lines, planes, q_lines, q_planes, p_lines, p_planes, q_bias, p_bias):
+            return attention((lines, planes), ((q_lines, q_planes), q_bias), ((p_lines, p_planes), p_bias), number)
+
+        return value_and_gradient(on, arrays, slopes)
+
+    expected, found = both(plain_attention), both(isotypic_attention_gpu.attention)
+    errors = [
+        float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(widen(found), widen(expected), strict=True)
+    ]
+    assert max(errors) < 0.03  # queries and logits are rounded at other places
+    order = isotypic_attention_gpu._natural(number, 8 * width // number)
+    monkeypatch.setattr(isotypic_attention_gpu, "_natural", lambda *_: order[::-1])
+    assert float(jnp.abs(both(isotypic_attention_gpu.attention)[0].astype(float) - expected[0]).max()) > 0.1

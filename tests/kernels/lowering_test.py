@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import kernels
 from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC, Shape
-from kernels import dispatch, norm
+from kernels import dispatch, gpus, norm
 from kernels.d8_gelu import d8_gelu
 from kernels.norm import Norm
 from kernels.octic_branch import Weights, octic_mlp
@@ -168,6 +168,17 @@ def test_a_gpu_that_is_no_hopper_has_none_unless_asked(monkeypatch):
     monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert kernels_in(d8_gelu, "cuda", *field) == [] and kernels_in(d8_gelu, "tpu", *field) == [GELU]
     assert kernels_in(functools.partial(d8_gelu, implementation="gpu"), "cuda", *field) == [GELU]
+
+
+def test_a_described_gpu_decides_in_place_of_the_machine():
+    """The same function before, inside and after the context: it is traced for each."""
+    field = gelu_arguments(SMALL, "bfloat16")
+    assert kernels_in(d8_gelu, "cuda", *field) == [GELU]
+    with gpus.lowering_for(gpus.Gpu("8.0", 91000)):
+        assert kernels_in(d8_gelu, "cuda", *field) == []
+    with gpus.lowering_for(gpus.Gpu("9.0", 91000)):
+        assert kernels_in(d8_gelu, "cuda", *field) == [GELU]
+    assert kernels_in(d8_gelu, "cuda", *field) == [GELU]
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])

@@ -17,6 +17,7 @@ from equivit.layers import dense, polyphase
 from equivit.layers.grid import Layout
 from equivit.models.swin import merge, window
 from equivit.symmetry import shifts
+from kernels.phases.cpu import convolved, filters
 
 SIZE, PATCH, WINDOW, WIDTH = (6, 12), (2, 3), (2, 3), 6
 SHIFTS = list(np.ndindex(SIZE))  # every remainder with every quotient
@@ -203,7 +204,7 @@ def test_claim_3():
         phase = [merged(weight, jnp.roll(x, (-p, -q), (1, 2))) for p, q in np.ndindex(2, 2)]
         return (
             jnp.stack(phase),
-            jnp.array(polyphase.convolved(x, polyphase.filters(by_rows))),
+            jnp.array(convolved(x, filters(by_rows))),
             strided(x, by_rows),
             strided(x, by_columns),
         )

@@ -80,7 +80,7 @@ def test_eight_devices_equal_one():
 def test_no_token_crosses_devices():
     """With a group on each device, all that they exchange are sums: gradients, counts and losses."""
     compiled_, mesh = compiled(8)
-    where = jax.sharding.NamedSharding(mesh, sharding.BATCH)
+    where = jax.sharding.NamedSharding(mesh, sharding.batch(mesh))
     shapes = {k: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for k, a in batch().items()}
     with jax.set_mesh(mesh):
         text = compiled_.lower(shapes).compile().as_text()

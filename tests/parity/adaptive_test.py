@@ -64,8 +64,7 @@ def windows(x):
 def merged(merge, x):
     """The norm at each phase, the index of the largest, and what is merged there."""
     y, (h, w), choice = merge.adaptive(x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3], "output")
-    norms = jnp.sqrt(jnp.square(jnp.stack(merge.at_each_phase()(x))).sum((2, 3, 4)))
-    return norms.T, choice.index, y.reshape(len(x), h, w, -1)
+    return merge.at_largest(x)[1], choice.index, y.reshape(len(x), h, w, -1)
 
 
 def merging(data, norm_first):

@@ -105,5 +105,5 @@ def test_no_step_depends_on_the_content():
     x = jax.ShapeDtypeStruct((2, 24, 16, 3), jnp.float32)
     functions = (shifts.canonical, lambda x: oriented_hashes(x, (4, 4), OCTIC), lambda x: shifts.polyphase_down(x, 2))
     for function in functions:
-        text = jax.jit(function).lower(x).as_text()
-        assert not any(name in text for name in ("stablehlo.sort", "stablehlo.case", "stablehlo.if"))
+        text = jax.jit(function).lower(x).compile().as_text()  # where the case of the platform is decided
+        assert not any(name in text for name in (" sort(", " conditional("))

@@ -66,5 +66,5 @@ def test_what_moves_images_would_be_seen():
     """A scatter that does not say which axis is the batch."""
     mesh = mesh_of(8, 1)
     put = functools.partial(jnp.put_along_axis, axis=1, inplace=False)
-    row = jax.ShapeDtypeStruct((16, 6), jnp.int32, sharding=jax.NamedSharding(mesh, sharding.BATCH))
+    row = jax.ShapeDtypeStruct((16, 6), jnp.int32, sharding=jax.NamedSharding(mesh, sharding.batch(mesh)))
     assert re.findall(MOVING, jax.jit(put).lower(row, row, row).compile().as_text()) == ["all-gather"] * 2

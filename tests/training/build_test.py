@@ -7,8 +7,8 @@ import pytest
 
 from equivit import train
 from equivit.models import zoo
+from equivit.training import build, loop, sharding
 from equivit.training import config as configs
-from equivit.training import loop, sharding
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -33,3 +33,19 @@ def test_a_train_command_resolves_its_model_once(tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         train.train(config, tmp_path)
     assert len(names) == 1
+
+
+@pytest.mark.parametrize(("platform", "unrolled"), [("gpu", True), ("tpu", False), ("cpu", False)])
+def test_blocks_are_written_out_in_training_on_a_gpu(monkeypatch, platform, unrolled):
+    """If the config leaves it open."""
+
+    def scans(unroll):
+        config = configs.load(f"{ROOT}/configs/quickstart.py:quicktest", ["model.depth=8", f"model.unroll={unroll}"])
+        mesh = sharding.create_mesh(config.mesh)
+        monkeypatch.setattr(build, "platform_of", lambda mesh: platform)
+        program = build.make_program(config, mesh, total=10, per_epoch=10)
+        batch = {"image": jax.ShapeDtypeStruct((8, 8, 8, 1), "float32"), "label": jax.ShapeDtypeStruct((8,), "int32")}
+        return "while" in program.lower(batch).as_text()
+
+    assert scans(None) == (not unrolled)
+    assert not scans(True) and scans(False)

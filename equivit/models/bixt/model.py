@@ -58,7 +58,7 @@ class BiXTConfig(ImageConfig):
     kernel: Size = (16, 16)
     mlp_ratio: PositiveFloat = 4.0
     norm_eps: PositiveFloat = 1e-6
-    unroll: bool = False
+    unroll: bool | None = None
 
     def __post_init__(self):
         constraints.check_fields(self, "BiXT")

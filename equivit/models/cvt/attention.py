@@ -1,12 +1,8 @@
 """Attention with convolved queries, keys and values: the parts of CvT (arXiv 2103.15808, Section 3)."""
 
-import functools
-import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
@@ -17,6 +13,7 @@ from equivit.models.staged import join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from kernels.attention import attend, head_by_head, side_by_side
+from kernels.phases import at_largest, pool
 
 
 class ConvEmbed(nnx.Module):
@@ -50,16 +47,12 @@ class ConvEmbed(nnx.Module):
         y = self.conv.circular(shifts.roll(x, -shifts.phases(choice.index, self.conv.stride)))
         return jax.lax.collapse(self.norm(y), 1, 3)
 
-    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
-        """The convolution at all phases: [B, h, w, in_channels] -> [B, h/2, w/2, width] for each."""
-        filters = polyphase.filters(self.conv.kernel[...])
-        bias, padding = self.conv.bias[...], self.conv.padding
+    def at_largest(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The convolution at the phase with the largest norm, and the norms of all four phases.
 
-        def at_each_phase(x):
-            y = polyphase.convolved(jnp.roll(x, padding, (1, 2)), filters)
-            return [y[p][q] + bias for p in range(2) for q in range(2)]
-
-        return at_each_phase
+        Shapes: [B, h, w, in_channels] -> [B, h/2, w/2, width] and [B, 4].
+        """
+        return at_largest(x, *self.conv.affine(), padding=self.conv.padding)
 
     def normed(self, y: jax.Array) -> jax.Array:
         return self.norm(y)
@@ -114,8 +107,12 @@ class ConvAttention(nnx.Module):
         if self.select is None:
             return self.conv_k(x, train=train), self.conv_v(x, train=train)
         if self.select == "output" and not train:
-            return self._strongest(x)[:2]
-        x = shifts.roll(x, -shifts.phases(self.choice(x).index, self.stride))
+            return _strongest(self, x)[0]
+        return self.at(x, self.choice(x), train=train)
+
+    def at(self, x: jax.Array, choice: Choice, *, train: bool = False) -> tuple[jax.Array, jax.Array]:
+        """The maps of keys and of values at the chosen phase of each map."""
+        x = shifts.roll(x, -shifts.phases(choice.index, self.stride))
         return self.conv_k.circular(x, train=train), self.conv_v.circular(x, train=train)
 
     def choice(self, x: jax.Array) -> Choice:
@@ -124,15 +121,19 @@ class ConvAttention(nnx.Module):
         Both share it: with separate phases, a shift could pair keys with other values.  Batch norms use their running
         statistics here, in training too, so the choice depends on each image alone.
         """
+        x = jax.lax.stop_gradient(x)
         if self.select == "output":
-            return self._strongest(x)[2]
-        return shifts.strongest(polyphase.lattice_norms(jax.lax.stop_gradient(x), self.stride))
+            return _strongest(self, x)[1]
+        return shifts.strongest(polyphase.lattice_norms(x, self.stride))
 
-    def _strongest(self, x: jax.Array) -> tuple[jax.Array, jax.Array, Choice]:
-        """Keys and values at the phase with the largest norm, by running statistics, and the choice."""
-        maps = [part.everywhere(x) for part in (self.conv_k, self.conv_v)]
-        squares = (jnp.square(polyphase.lattice_norms(jax.lax.stop_gradient(y), self.stride)) for y in maps)
-        choice = shifts.strongest(jnp.sqrt(functools.reduce(operator.add, squares)))
-        phase = shifts.phases(choice.index, self.stride)
-        keys, values = (shifts.component(y, phase, self.stride) for y in maps)
-        return keys, values, choice
+
+@polyphase.differentiated_at_choice(lambda attention, x, choice: attention.at(x, choice))
+def _strongest(attention: ConvAttention, x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Choice]:
+    """Keys and values at the phase with the largest norm, by running statistics, and the choice."""
+    parts = attention.conv_k, attention.conv_v
+    kernels = tuple(part.conv.kernel[...] for part in parts)
+    affines = tuple(part.affine() for part in parts)
+    with jax.named_scope("linear"):
+        y, norms = pool((x[:, None],) * 2, kernels, affines, stride=attention.stride, padding=parts[0].conv.padding)
+    keys, values = (a[:, 0].astype(affine[0].dtype) for a, affine in zip(y, affines, strict=True))
+    return (keys, values), shifts.strongest(norms)

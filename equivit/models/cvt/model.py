@@ -19,7 +19,6 @@ from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFl
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.grid import Layout
-from equivit.layers.polyphase import FILTERING
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack, collecting
 from equivit.models.adaptive import check_torus, placed
@@ -27,6 +26,7 @@ from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.models.model import Preset
 from equivit.models.staged import Map, Staged, StagedTransformerConfig, TokenBlock, split_prefix
 from equivit.symmetry.shifts import Choice
+from kernels.phases import KERNELS
 
 PARTS = ("token", "merge", "pool")  # that may be adaptive
 ACTIVATIONS = {"quick_gelu": dense.quick_gelu, "gelu": dense.gelu}
@@ -94,7 +94,7 @@ class CvTConfig(StagedTransformerConfig):
                     f"CvT: paddings[{stage}]={p}: an adaptive model takes paddings p with 2 p < kernel <= 2 p + "
                     f"stride, and stage {stage} has a kernel of {k} and a stride of {s}; {fix}."
                 )
-            if stage and "merge" in self.parts and self.select == "output" and (s != 2 or k not in FILTERING):
+            if stage and "merge" in self.parts and self.select == "output" and (s != 2 or k not in KERNELS):
                 raise ValueError(
                     f"CvT: kernels[{stage}]={k} and strides[{stage}]={s}: the adaptive part 'merge' takes kernels of 2 "
                     "or 3 with a stride of 2, or select='input'."

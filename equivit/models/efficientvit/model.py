@@ -46,7 +46,7 @@ class EfficientViTConfig(ImageConfig):
     neck_widths: tuple[PositiveInt, PositiveInt]
     head_channels: PositiveInt = 16
     statistics_groups: PositiveInt = 1
-    unroll: bool = False
+    unroll: bool | None = None
 
     def __post_init__(self):
         constraints.check_fields(self, "EfficientViT")

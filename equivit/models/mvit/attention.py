@@ -25,6 +25,7 @@ from equivit.models.staged import join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from kernels.attention import attend
+from kernels.convolution import around
 
 State = tuple[jax.Array, dict[str, Choice]]  # tokens, and the chosen phases by name
 KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling convolutions
@@ -157,11 +158,12 @@ def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:
 
     Padding is ignored, or with mode "circular" the map wraps around.
     """
+    if mode == "circular":
+        x = around(x, ((1, 1), (1, 1)))
+    else:
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)], constant_values=-jnp.inf)
     for axis, step in zip((-3, -2), stride, strict=True):
-        pads = [(0, 0)] * x.ndim
-        pads[axis] = (1, 1)
-        padded = jnp.pad(x, pads, mode="wrap") if mode == "circular" else jnp.pad(x, pads, constant_values=-jnp.inf)
-        size = x.shape[axis]
-        parts = (jax.lax.slice_in_dim(padded, start, start + size, step, axis) for start in range(3))
+        size = x.shape[axis] - 2
+        parts = (jax.lax.slice_in_dim(x, start, start + size, step, axis) for start in range(3))
         x = functools.reduce(jnp.maximum, parts)
     return x

@@ -12,6 +12,7 @@ from equivit.layers.convolution import DepthwiseConv, Pair
 from equivit.layers.polyphase import differentiated_at_choice, lattice_norms
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
+from kernels.phases import pool
 
 Maps = tuple[jax.Array, ...]
 Pools = tuple[DepthwiseConv, ...]
@@ -54,8 +55,8 @@ def _phases(choice: Choice, x: jax.Array, stride: Pair) -> jax.Array:
 def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
     """Pool each map at the chosen phase only."""
 
-    def one(pool, x):
-        y = pool.circular(shifts.roll(_each_head(x), -_phases(choice, x, pool.stride)))
+    def one(part, x):
+        y = part.circular(shifts.roll(_each_head(x), -_phases(choice, x, part.stride)))
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
     return tuple(map(one, pools, maps))
@@ -63,13 +64,9 @@ def _at(pools: Pools, maps: Maps, choice: Choice) -> Maps:
 
 @differentiated_at_choice(_at)
 def _largest(pools: Pools, maps: Maps) -> tuple[Maps, Choice]:
-    """`pooled` with select="output", computed at all phases at once."""
-    stride = pools[0].stride
+    """`pooled` with select="output"."""
     with jax.named_scope("linear"):
-        every = tuple(pool.everywhere(x) for pool, x in zip(pools, maps, strict=True))
-        choice = shifts.strongest(norms(every, stride))
-        kept = (shifts.component(_each_head(y), _phases(choice, y, stride), stride) for y in every)
-        return tuple(
-            y.reshape(*x.shape[:2], *y.shape[1:]).astype(pool.kernel.dtype)
-            for pool, x, y in zip(pools, maps, kept, strict=True)
-        ), choice
+        kernels = tuple(part.kernel[...] for part in pools)
+        same = jnp.ones(()), jnp.zeros(())
+        y, norms = pool(maps, kernels, (same,) * len(maps), stride=pools[0].stride, padding=pools[0].padding)
+        return tuple(a.astype(k.dtype) for a, k in zip(y, kernels, strict=True)), shifts.strongest(norms)

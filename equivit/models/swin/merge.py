@@ -2,7 +2,6 @@
 
 import functools
 import operator
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from equivit.layers.polyphase import STRIDE
 from equivit.models.swin.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
+from kernels.phases import Moments, at_largest
 
 
 class PatchMerging(nnx.Module):
@@ -60,28 +60,21 @@ class PatchMerging(nnx.Module):
     def normed(self, y: jax.Array) -> jax.Array:
         return y if self.norm_first else self.norm(y)
 
-    def at_each_phase(self) -> Callable[[jax.Array], list[jax.Array]]:
-        """The linear map, with a norm before it, at all phases: [B, h, w, width] -> [B, h/2, w/2, 2 width] for each.
+    def at_largest(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The linear map, with a norm before it, at the phase with the largest norm; and the norms of all four.
 
         With mean m and deviation s of four neighbours, the norm and the linear map W give (sum of g_k W_k x_k - m sum
         of g_k W_k) / s + b W: a convolution of x, then shifted and scaled.
+
+        Shapes: [B, h, w, width] -> [B, h/2, w/2, 2 width] and [B, 4].
         """
         weight = self.reduction.weight[...]
         if not self.norm_first:
-            filters = polyphase.filters(_kernel(weight))
-            return lambda x: [y for row in polyphase.convolved(x, filters) for y in row]
+            return at_largest(x, _kernel(weight))
+        mean, variance = _moments(x)
         scaled = self.norm.scale[...][:, None] * weight
-        filters, total = polyphase.filters(_kernel(scaled.astype(weight.dtype))), scaled.sum(0)
-        bias = self.norm.bias[...] @ weight
-
-        def at_each_phase(x):
-            mean, variance = _moments(x)
-            scale = polyphase.by_phase(jax.lax.rsqrt(variance + self.norm.eps))[..., None]
-            offset = polyphase.by_phase(mean)[..., None]
-            y = polyphase.convolved(x, filters)
-            return [(y[p][q] - offset[p, q] * total) * scale[p, q] + bias for p in range(2) for q in range(2)]
-
-        return at_each_phase
+        moments = Moments(mean, jax.lax.rsqrt(variance + self.norm.eps), scaled.sum(0))
+        return at_largest(x, _kernel(scaled.astype(weight.dtype)), self.norm.bias[...] @ weight, moments)
 
 
 def neighbours(x: jax.Array, grid: Pair) -> tuple[jax.Array, Pair]:

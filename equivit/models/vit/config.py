@@ -162,7 +162,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     dropout: Below1 = 0.0
     adaptive: tuple[Annotated[str, OneOf(PARTS)], ...] | bool = False  # tuple first: messages then name the wrong part
     replaced: tuple[Replaced, ...] | tuple[()] = ()
-    unroll: bool = False
+    unroll: bool | None = None
 
     def __post_init__(self):
         if isinstance(self.patch_size, int):

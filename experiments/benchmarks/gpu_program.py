@@ -1,0 +1,125 @@
+"""The compiler's program for an H200 of a stack of ViT blocks: kernels, bytes, a floor of the time, memory.
+
+    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program  # about 10 minutes, without a GPU
+    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=D8,gradient,unrolled --top=20
+
+It needs JAX's CUDA plugin (docs/accelerators.md).  Batches of 64 images of 224 px, products in bfloat16 on a float32
+stream, parameters as in a training step; figures for one block of a stack of four.  A gradient is that of parameters
+and input.  "kernels" are those of `kernels.using("gpu")`, which have not all run on a card; others are those of
+"auto".  `equivit.targets` explains the floor.
+"""
+
+import itertools
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import kernels
+from equivit import targets
+from equivit.layers import stack
+from equivit.models import zoo
+from equivit.precision import AtUse
+from equivit.symmetry import fields
+from experiments import findings, flags
+
+MODELS = {
+    "plain ViT-H": ("vit_h14", {}),
+    "D8(ViT-H)": ("octic_vit_h14", dict(family="D8")),
+    "plain ViT-L": ("vit_l16", {}),
+    "D8(ViT-L)": ("octic_vit_l16", dict(family="D8")),
+}
+DEPTH, BATCH = 4, 64
+COLUMNS = dict(model="", what="", blocks="blocks", remat="remat", chosen="chosen", kernels="kernels", megabytes="MB")
+COLUMNS |= dict(floor_us="floor, us", temporary_mib="MiB", seconds="s to compile")
+
+
+class Variant(NamedTuple):
+    """A program: `blocks` is "scan" or "unrolled", `chosen` "auto" or "kernels"."""
+
+    model: str
+    what: str  # "forward" or "gradient"
+    blocks: str
+    remat: str
+    chosen: str
+
+
+def variants() -> list[Variant]:
+    """All programs of the table."""
+    loops = ("scan", "unrolled")
+    forward = itertools.product(MODELS, ("forward",), loops, ("none",), ("auto", "kernels"))
+    gradient = itertools.product(MODELS, ("gradient",), loops, ("none", "dots", "full"), ("auto",))
+    return [Variant(*way) for way in (*forward, *gradient) if way[-1] == "auto" or way[0].startswith("D8")]
+
+
+def main(arguments=None) -> int:
+    options = flags.parser(__doc__, __file__)
+    options.add_argument("--only", default="", help="words that a variant must have, separated by commas")
+    options.add_argument(
+        "--top", type=flags.at_least(0), default=0, help="kernels to list by their floor (%(default)s)"
+    )
+    return flags.run(_run, options.parse_args(arguments))
+
+
+def _run(options) -> int:
+    words = set(filter(None, options.only.split(",")))
+    chosen = [v for v in variants() if all(any(word in field for field in v) for word in words)]
+    if not chosen:
+        raise ValueError(f"--only={options.only}: no variant has all of these words; variants are {variants()[0]}, ...")
+    rows = []
+    for variant in chosen:
+        rows.append(row(variant, options.top))
+        print(findings.table(rows[-1:], COLUMNS), flush=True)
+    print(findings.table(rows, COLUMNS))
+    if len(chosen) < len(variants()):
+        return 0
+    return findings.finish(options, dict(batch=BATCH, depth=DEPTH, card="NVIDIA H200", rows=rows), [])
+
+
+def row(variant: Variant, top: int) -> dict:
+    target, start = targets.parse("h200x1"), time.perf_counter()
+    compiled = compile_for(variant, target)
+    seconds, found = time.perf_counter() - start, targets.account(compiled.as_text() or "", target)
+    for kernel, times in sorted(found.kernels, key=lambda pair: -found.seconds(pair[0]) * pair[1])[:top]:
+        us, each = 1e6 * found.seconds(kernel), times / DEPTH
+        print(f"{us * each:8.1f} us  {each:5.2f} x {us:6.1f}  {kernel.bytes / 1e6:7.1f} MB  {kernel.label}")
+    statistics = compiled.memory_analysis()
+    return dict(
+        **variant._asdict(),
+        kernels=found.launches / DEPTH,
+        megabytes=found.bytes / DEPTH / 1e6,
+        floor_us=1e6 * found.floor / DEPTH,
+        temporary_mib=statistics.temp_size_in_bytes / 2**20,
+        seconds=seconds,
+    )
+
+
+def compile_for(variant: Variant, target: targets.Target) -> jax.stages.Compiled:
+    """The program of the blocks alone, without embedding and head."""
+    name, options = MODELS[variant.model]
+    config = zoo.configuration(name, **options)
+    blocks = zoo.abstract(name, **options, depth=DEPTH, remat=variant.remat, unroll=variant.blocks == "unrolled").blocks
+    graph, state = nnx.split(blocks)
+    grid = [side // patch for side, patch in zip(config.image_size, config.patch_size, strict=True)]
+    x = jax.ShapeDtypeStruct((BATCH, config.prefix + grid[0] * grid[1], config.width), jnp.float32)
+    x = x if config.group is None else jax.eval_shape(lambda x: fields.from_dense(x, config.group), x)
+
+    def forward(state, x):
+        return stack.used(nnx.merge(graph, state), AtUse("mixed"))(x)[0]
+
+    def loss(state, x):
+        return sum(jnp.square(leaf).mean() for leaf in jax.tree.leaves(forward(state, x)))
+
+    function = forward if variant.what == "forward" else jax.grad(loss, argnums=(0, 1))
+    mesh = jax.sharding.Mesh(targets.devices(target), ("data",))
+    place = jax.NamedSharding(mesh, jax.P())
+    arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), (state, x))
+    with targets.lowering_for(target), kernels.using("gpu" if variant.chosen == "kernels" else "auto"):
+        return targets.compiled(jax.jit(function, out_shardings=place).lower(*arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

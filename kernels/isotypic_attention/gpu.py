@@ -1,0 +1,78 @@
+"""Self-attention of a field on a Hopper GPU, for training: the first map writes heads as cuDNN's attention reads them.
+
+The kernel orders the channels of a head's vector (`hopper.heads`).  A gather brings the result, and the gradients of
+queries, keys and values, back to irreps; its transpose is the gather of the inverse order.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kernels.attention import attend
+from kernels.hopper import heads as heads_kernel
+from kernels.isotypic_linear import Field, Linear, linear
+
+
+def supported(field: Field, qkv: Linear, heads: int) -> bool:
+    """Whether there is a kernel for this dtype, width and number of heads."""
+    (weights, bias), width = qkv, field[0].shape[-1]
+    dtypes = {a.dtype for a in (*field, *weights)}
+    return len(field) == 2 and bias is not None and len(dtypes) == 1 and heads_kernel.supported(width, heads, *dtypes)
+
+
+def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
+    """Self-attention of an octic field; arguments as in `isotypic_attention`."""
+    batch = field[0].shape[1:-1]
+    rows = tuple(a.reshape(len(a), -1, a.shape[-1]) for a in field)
+    q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in _heads(heads, *rows, *qkv[0], qkv[1]))
+    y = attend(q, k, v).swapaxes(-2, -3)
+    y = _by_irrep(_permuted(_natural(heads, y.shape[-1]), y.reshape(-1, heads * y.shape[-1])))
+    return linear(tuple(a.reshape(len(a), *batch, a.shape[-1]) for a in y), proj)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _heads(heads, *arrays):
+    return heads_kernel.forward(*arrays, heads=heads)
+
+
+def _heads_gradient(heads, arrays, gradients):
+    lines, planes, w_lines, w_planes, bias = arrays
+    order = _natural(heads, gradients[0].shape[-1])
+    slope = _by_irrep(*(g.reshape(len(g), -1)[:, np.array(order)] for g in gradients))
+    pull = jax.vjp(lambda x, w, b: linear(x, (w, b)), (lines, planes), (w_lines, w_planes), bias)[1]
+    field, weights, of_bias = pull(slope)
+    return *field, *weights, of_bias
+
+
+_heads.defvjp(lambda heads, *arrays: (_heads(heads, *arrays), arrays), _heads_gradient)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _permuted(order, x):
+    return x[:, np.array(order)]
+
+
+_permuted.defvjp(
+    lambda order, x: (_permuted(order, x), None),
+    lambda order, _, gradient: (gradient[:, np.argsort(order)],),
+)
+
+
+@functools.cache
+def _natural(heads: int, width: int) -> tuple[int, ...]:
+    """The place of A1 | A2 | B1 | B2 | E row 0 | E row 1 of all heads in a row of head vectors of this width."""
+    *lines, first, second, third, fourth = heads_kernel.places(width // 8, heads)  # both halves of each row of E
+    return tuple(np.concatenate([*lines, first, third, second, fourth]).tolist())
+
+
+def _by_irrep(*parts):
+    """Arrays [M, 8C] side by side in each irrep: k of them to [4, M, k C] and [2, M, 2k C]."""
+    lines, planes = zip(*(jnp.split(x, 2, axis=1) for x in parts), strict=True)
+    return _joined(lines, 4), _joined(planes, 2)
+
+
+def _joined(parts, number):
+    rows = [x.reshape(len(x), number, -1) for x in parts]
+    return jnp.moveaxis(jnp.concatenate(rows, axis=-1), 1, 0)

@@ -1,0 +1,92 @@
+"""Strided convolutions on a torus, at the phase with the largest norm."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+
+from kernels import dispatch
+from kernels.phases import cpu, gpu, reference
+from kernels.phases.reference import Affine, Maps, Pair
+
+__all__ = ["KERNELS", "Moments", "at_largest", "pool"]
+
+KERNELS = tuple(cpu.FILTERING)  # sides of the kernels that it takes
+
+
+class Moments(NamedTuple):
+    """What a norm over the inputs of each output changes about a convolution: y becomes (y - mean total) scale.
+
+    Shapes: mean and scale [B, h, w], at each output of stride 1; total [D].
+    """
+
+    mean: jax.Array
+    scale: jax.Array
+    total: jax.Array
+
+
+def at_largest(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    moments: Moments | None = None,
+    *,
+    padding: Pair = (0, 0),
+    implementation: str = "auto",
+) -> tuple[jax.Array, jax.Array]:
+    """The convolution of stride 2 at the phase (row, column) with the largest l2 norm, and the norms of all four.
+
+    Output (i, j) at phase (p, q) has its first tap at row 2 i + p and column 2 j + q, less the padding.  Products have
+    the dtype of the kernel, all else is in at least float32.  For a gradient, differentiate the convolution at the
+    phase chosen: the one of this would go through all four.
+
+    Shapes: x [B, h, w, C], kernel [k, k, C, D], k 2 or 3, bias [D] -> [B, h/2, w/2, D] and [B, 4], phases row-major.
+
+    Args:
+      moments: of a norm before the convolution; None for no norm.
+      implementation: "reference" computes the convolution at stride 1, and "gpu" too, without a copy of x.  "cpu" needs
+        fewer products, but passes over more memory.  All others choose when a program is lowered.
+
+    Raises:
+      ValueError: an unknown implementation.
+    """
+    chosen, arguments = dispatch.chosen("at_largest", implementation), (x, kernel, bias, moments)
+    forms = {"reference": reference, "cpu": cpu, "gpu": gpu}
+    forms = {name: functools.partial(of.at_largest, padding=padding) for name, of in forms.items()}
+    if chosen in forms:
+        return forms[chosen](*arguments)
+    return jax.lax.platform_dependent(*arguments, cpu=forms["cpu"], cuda=forms["gpu"], default=forms["reference"])
+
+
+def pool(
+    maps: Maps,
+    kernels: Maps,
+    affines: tuple[Affine, ...],
+    *,
+    stride: Pair,
+    padding: Pair,
+    implementation: str = "auto",
+) -> tuple[Maps, jax.Array]:
+    """Depthwise convolutions at the phase with the largest l2 norm over all of them, and the norms of all phases.
+
+    All heads share a kernel.  Output (i, j) at phase (p, q) has its first tap at row sh i + p and column sw j + q, less
+    the padding.  Products have the dtype of the kernel, all else is in at least float32.  For a gradient, differentiate
+    the convolutions at the phase chosen.
+
+    Shapes: maps [B, heads, H, W, C] and kernels [kh, kw, 1, C], for each map -> [B, heads, H / sh, W / sw, C] for each,
+    and [B, sh sw], phases row-major.
+
+    Args:
+      affines: (factor, shift) of the outputs of each convolution, which broadcast to [C].
+      stride, padding: (rows, columns), of all convolutions.
+      implementation: "gpu" writes no convolution but the chosen one.  All but "auto" and "gpu" write them at stride 1.
+
+    Raises:
+      ValueError: an unknown implementation.
+    """
+    chosen = dispatch.chosen("pool", implementation)
+    arguments = (maps, kernels, affines)
+    plain, form = (functools.partial(of.pool, stride=stride, padding=padding) for of in (reference, gpu))
+    if chosen != "auto":
+        return (form if chosen == "gpu" else plain)(*arguments)
+    return jax.lax.platform_dependent(*arguments, cuda=form, default=plain)

@@ -1,0 +1,54 @@
+"""Convolutions at all phases in few passes over memory: what decides is reduced at once, and one phase is written."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.convolution.gpu import gathered
+from kernels.convolution.reference import by_library
+from kernels.phases.reference import Affine, Maps, Pair, affine_of, chosen_of, squares
+
+
+def at_largest(x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: Pair) -> tuple[jax.Array, jax.Array]:
+    """The phase with the largest norm, [B, h/2, w/2, D], and the norms [B, 4]."""
+    return chosen_of(_folded(x, kernel, padding), bias, moments)
+
+
+def _folded(x: jax.Array, kernel: jax.Array, padding: Pair) -> jax.Array:
+    """The convolution of stride 1 around the torus, [B, h, w, D].
+
+    The library pads with zeros, and outputs that begin before the map belong to its other end: their sum is fused with
+    what reads it, while maps padded around the torus would be a copy.
+    """
+    ends = [taps - 1 for taps in kernel.shape[:2]]
+    y = by_library(x.astype(kernel.dtype), kernel, (1, 1), ((ends[0],) * 2, (ends[1],) * 2), 1)
+    for axis, end, after in zip((1, 2), ends, padding, strict=True):
+        size, before = x.shape[axis], end - after
+        spans = (0, before), (before, before + size), (before + size, None)
+        above, y, below = (jax.lax.slice_in_dim(y, *span, axis=axis) for span in spans)
+        y = y + _placed(above, size - before, 0, axis) + _placed(below, 0, size - after, axis)
+    return y
+
+
+def _placed(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
+    """x with zeros before and after it along an axis."""
+    return jnp.pad(x, [(before, after) if i == axis else (0, 0) for i in range(x.ndim)])
+
+
+def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, padding: Pair) -> tuple[Maps, jax.Array]:
+    """The phase with the largest norm, [B, heads, H / sh, W / sw, C] for each map, and the norms [B, sh sw]."""
+
+    def at(phase: jax.Array, step: Pair) -> Maps:
+        rows, columns = (
+            phase[:, k, None] - padding[k] + jnp.arange(0, maps[0].shape[2 + k], step[k]) for k in range(2)
+        )
+        every = (
+            gathered(jnp.moveaxis(x, 1, 3), kernel, rows, columns) for x, kernel in zip(maps, kernels, strict=True)
+        )
+        return tuple(affine_of(jnp.moveaxis(y, 3, 1), *affine) for y, affine in zip(every, affines, strict=True))
+
+    norms = jnp.sqrt(functools.reduce(operator.add, (squares(y, stride) for y in at(jnp.zeros((1, 2), int), (1, 1)))))
+    return at(jnp.stack(jnp.divmod(norms.argmax(1), stride[1]), -1), stride), norms

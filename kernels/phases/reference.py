@@ -1,0 +1,71 @@
+"""All phases of a strided convolution are the convolution of stride 1: the definitions."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels.convolution import convolve
+
+Pair = tuple[int, int]
+Maps = tuple[jax.Array, ...]
+Affine = tuple[jax.Array, jax.Array]  # factor and shift of each channel
+
+
+def at_largest(x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: Pair) -> tuple[jax.Array, jax.Array]:
+    """The phase with the largest norm, [B, h/2, w/2, D], and the norms [B, 4]."""
+    return chosen_of(_everywhere(x, kernel, padding, 1), bias, moments)
+
+
+def chosen_of(y: jax.Array, bias: Any, moments: Any) -> tuple[jax.Array, jax.Array]:
+    """`at_largest` from the convolution of stride 1, [B, h, w, D]."""
+    y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    if moments is not None:
+        y = (y - moments.mean[..., None] * moments.total) * moments.scale[..., None]
+    y = y if bias is None else y + bias
+    norms = jnp.sqrt(squares(y, (2, 2)))
+    return phase(y, norms.argmax(1), (2, 2)), norms
+
+
+def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, padding: Pair) -> tuple[Maps, jax.Array]:
+    """The phase with the largest norm, [B, heads, H / sh, W / sw, C] for each map, and the norms [B, sh sw]."""
+    every = [
+        affine_of(_everywhere(x, kernel, padding, x.shape[-1]), *affine)
+        for x, kernel, affine in zip(maps, kernels, affines, strict=True)
+    ]
+    norms = jnp.sqrt(functools.reduce(operator.add, (squares(y, stride) for y in every)))
+
+    def chosen(y):
+        flat = y.reshape(-1, *y.shape[2:])
+        kept = phase(flat, jnp.repeat(norms.argmax(1), y.shape[1]), stride)
+        return kept.reshape(*y.shape[:2], *kept.shape[1:])
+
+    return tuple(map(chosen, every)), norms
+
+
+def _everywhere(x: jax.Array, kernel: jax.Array, padding: Pair, groups: int) -> jax.Array:
+    """The convolution at stride 1, as large as the map."""
+    rows, columns = ((before, taps - 1 - before) for before, taps in zip(padding, kernel.shape[:2], strict=True))
+    return convolve(x, kernel, pads=(rows, columns), mode="circular", groups=groups)
+
+
+def affine_of(y: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
+    """factor y + shift, in at least float32."""
+    return y.astype(jnp.promote_types(y.dtype, jnp.float32)) * factor + shift
+
+
+def squares(y: jax.Array, stride: Pair) -> jax.Array:
+    """The squared l2 norm of each phase over all channels and heads: [B, *heads, H, W, D] -> [B, sh sw]."""
+    (sh, sw), (*batch, h, w, _) = stride, y.shape
+    by_phase = jnp.square(y).reshape(batch[0], -1, h // sh, sh, w // sw, sw, y.shape[-1]).sum((1, 2, 4, 6))
+    return by_phase.reshape(batch[0], sh * sw)
+
+
+def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:
+    """One phase of each map: [B, h, w, D] at [B] -> [B, h / sh, w / sw, D]."""
+    row, column = (place[:, None] for place in jnp.divmod(index, stride[1]))
+    rows, columns = row + jnp.arange(0, y.shape[1], stride[0]), column + jnp.arange(0, y.shape[2], stride[1])
+    maps = jnp.arange(len(y))[:, None, None]
+    return y.at[maps, rows[:, :, None], columns[:, None, :]].get(mode="promise_in_bounds")

@@ -1,0 +1,141 @@
+"""Strided convolutions at the phase with the largest norm: every form against NumPy, and the passes that each takes."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from equivit import costs
+from kernels.phases import Moments, at_largest, pool
+from kernels.phases.cpu import by_phase, convolved, filters
+
+RNG = np.random.default_rng(0)
+SIZES = [(6, 10), (2, 4), (4, 2)]
+
+
+def everywhere(x, kernel, padding=(0, 0)):
+    """A convolution at every position: [B, H, W, C] -> [B, H, W, D].  Its first tap lies `padding` back."""
+    taps = itertools.product(range(kernel.shape[0]), range(kernel.shape[1]))
+    return sum(np.roll(x, (padding[0] - i, padding[1] - j), (1, 2)) @ kernel[i, j] for i, j in taps)
+
+
+def each_channel(x, kernel, padding):
+    """A depthwise convolution at every position of maps [B, heads, H, W, C]."""
+    taps = itertools.product(range(kernel.shape[0]), range(kernel.shape[1]))
+    return sum(np.roll(x, (padding[0] - i, padding[1] - j), (2, 3)) * kernel[i, j, 0] for i, j in taps)
+
+
+def parts(y, stride):
+    """The phases of the last axes but one, [..., h, w, C], row-major."""
+    return [y[..., p :: stride[0], q :: stride[1], :] for p, q in np.ndindex(*stride)]
+
+
+def norms_of(*maps):
+    """Per image, over all else."""
+    return np.sqrt(sum(np.square(a).reshape(len(a), -1).sum(1) for a in maps))
+
+
+@pytest.mark.parametrize("form", ["reference", "cpu", "gpu", "auto"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("taps", "padding"), [(2, (0, 0)), (3, (1, 1)), (3, (0, 2)), (3, (0, 0))])
+def test_the_phase_with_the_largest_norm(taps, padding, size, form):
+    """With a bias, and with the moments of a norm before the convolution, which differ everywhere."""
+    x, kernel, bias = RNG.normal(size=(9, *size, 3)), RNG.normal(size=(taps, taps, 3, 5)), RNG.normal(size=5)
+    moments = Moments(RNG.normal(size=(9, *size)), RNG.uniform(0.5, 2, (9, *size)), RNG.normal(size=5))
+    run = jax.jit(functools.partial(at_largest, padding=padding, implementation=form))
+    for b, m in ((None, None), (bias, None), (bias, moments)):
+        y = everywhere(x, kernel, padding)
+        y = y if m is None else (y - m.mean[..., None] * m.total) * m.scale[..., None]
+        each = parts(y if b is None else y + b, (2, 2))
+        expected = np.stack([norms_of(part) for part in each], 1)
+        with jax.enable_x64(True):
+            found, norms = run(x, kernel, b, m)
+        np.testing.assert_allclose(norms, expected, rtol=1e-12)
+        best = expected.argmax(1)
+        assert len(set(best)) > 1  # a form that always takes one phase would show
+        np.testing.assert_allclose(found, np.stack(each)[best, np.arange(9)], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["reference", "gpu", "auto"])
+@pytest.mark.parametrize(
+    ("size", "stride", "taps", "padding"),
+    [((8, 12), (4, 4), (3, 3), (1, 1)), ((6, 10), (2, 2), (3, 3), (1, 1)), ((6, 3), (2, 1), (2, 5), (0, 3))],
+    ids=str,
+)
+def test_maps_pooled_at_one_phase(size, stride, taps, padding, form):
+    """Two heads and two maps: the phase is that of all of them together."""
+    rng = np.random.default_rng(0)
+    maps = tuple(rng.normal(size=(9, 2, *size, 3)) for _ in range(2))
+    kernels = tuple(rng.normal(size=(*taps, 1, 3)) for _ in range(2))
+    affines = tuple((rng.uniform(1, 2, 3), rng.normal(size=3)) for _ in range(2))
+    every = [
+        parts(each_channel(x, kernel, padding) * factor + shift, stride)
+        for x, kernel, (factor, shift) in zip(maps, kernels, affines, strict=True)
+    ]
+    expected = np.stack([norms_of(*phase) for phase in zip(*every, strict=True)], 1)
+    with jax.enable_x64(True):
+        found, norms = jax.jit(functools.partial(pool, stride=stride, padding=padding, implementation=form))(
+            maps, kernels, affines
+        )
+    np.testing.assert_allclose(norms, expected, rtol=1e-12)
+    best = expected.argmax(1)
+    assert len(set(best)) > 1
+    for a, phases in zip(found, every, strict=True):
+        np.testing.assert_allclose(a, np.stack(phases)[best, np.arange(9)], rtol=0, atol=1e-12)
+    alone = np.stack([norms_of(phase) for phase in every[0]], 1)
+    assert (alone.argmax(1) != best).any()  # the first map alone would choose otherwise
+
+
+def test_gpus_write_one_phase_alone():
+    """No product of stride 1 by minimal filtering, no copy padded around the torus, no scatter."""
+    x, kernel = jnp.zeros((2, 8, 6, 4)), jnp.zeros((3, 3, 4, 5))
+    traced = jax.jit(at_largest).trace(x, kernel)
+    for platform, products, convolutions in (("cuda", 0, 1), ("tpu", 0, 1), ("cpu", 16, 0)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert (text.count("stablehlo.dot_general"), text.count("stablehlo.convolution")) == (products, convolutions)
+    pooled = jax.jit(functools.partial(pool, stride=(2, 2), padding=(1, 1)))
+    one = (jnp.ones(()), jnp.zeros(()))
+    traced = pooled.trace((x[:, None],), (jnp.zeros((3, 3, 1, 4)),), (one,))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('"stablehlo.gather"(') == 18  # nine taps everywhere, which are reduced, and nine at the phase
+    assert "stablehlo.convolution" not in text and "stablehlo.scatter" not in text
+
+
+@jax.jit
+def filtered(x, kernel):
+    """All phases in one array [2, 2, B, h/2, w/2, D]."""
+    return jnp.array(convolved(x, filters(kernel)))
+
+
+@pytest.mark.parametrize("size", [(6, 10), (2, 4), (2, 2)], ids=str)
+@pytest.mark.parametrize("taps", [2, 3])
+def test_convolutions_at_all_phases(taps, size):
+    x, kernel = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(taps, taps, 3, 5))
+    with jax.enable_x64(True):
+        found, at = filtered(x, kernel), by_phase(jnp.asarray(everywhere(x, kernel)))
+    np.testing.assert_allclose(found, at, rtol=0, atol=1e-12)
+    for p, q in np.ndindex(2, 2):
+        np.testing.assert_array_equal(at[p, q], everywhere(x, kernel)[:, p::2, q::2])
+
+
+@pytest.mark.parametrize("taps", [2, 3])
+def test_products_of_bfloat16_are_summed_in_float32(taps):
+    """Small integers have exact products, and exact sums of thousands; bfloat16 would round them above 256."""
+    x, kernel = RNG.integers(-8, 9, (1, 4, 6, 64)), RNG.integers(-3, 4, (taps, taps, 64, 3))
+    found = filtered(x.astype(np.float32), kernel.astype(ml_dtypes.bfloat16))
+    expected = everywhere(x, kernel)
+    assert found.dtype == np.float32 and np.abs(expected).max() > 256 and (expected % 2 == 1).any()
+    np.testing.assert_array_equal(found, np.asarray(by_phase(jnp.asarray(expected))))
+
+
+@pytest.mark.parametrize(("taps", "share"), [(2, 9 / 16), (3, 4 / 9)])
+def test_arithmetic_of_convolutions_at_all_phases(taps, share):
+    """The transform of the kernel, of all taps once, is paid once for a map."""
+    shapes = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1, 56, 56, 96), (taps, taps, 96, 192)))
+    found = costs.count(filtered, *shapes).macs
+    definition = 56 * 56 * taps * taps * 96 * 192
+    assert share <= found / definition < share + 0.02
