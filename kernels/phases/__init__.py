@@ -79,14 +79,16 @@ def pool(
     Args:
       affines: (factor, shift) of the outputs of each convolution, which broadcast to [C].
       stride, padding: (rows, columns), of all convolutions.
-      implementation: "gpu" writes no convolution but the chosen one.  All but "auto" and "gpu" write them at stride 1.
+      implementation: "reference" writes the convolutions at stride 1, "gpu" at the phase chosen alone; all others are
+        "gpu" on an NVIDIA GPU, else "reference".
 
     Raises:
       ValueError: an unknown implementation.
     """
     chosen = dispatch.chosen("pool", implementation)
     arguments = (maps, kernels, affines)
-    plain, form = (functools.partial(of.pool, stride=stride, padding=padding) for of in (reference, gpu))
-    if chosen != "auto":
-        return (form if chosen == "gpu" else plain)(*arguments)
-    return jax.lax.platform_dependent(*arguments, cuda=form, default=plain)
+    forms = {"reference": reference, "gpu": gpu}
+    forms = {name: functools.partial(of.pool, stride=stride, padding=padding) for name, of in forms.items()}
+    if chosen in forms:
+        return forms[chosen](*arguments)
+    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], default=forms["reference"])
