@@ -24,9 +24,9 @@ def mesh_of(**sizes):
 @pytest.mark.parametrize(
     ("shape", "stacked", "split"),
     [
-        ((6, 16, 40), 1, (None, None, ("fsdp", "hosts"))),
-        ((8, 6, 20), 1, (None, "hosts", "fsdp")),  # 20 / 4, 6 / 2
-        ((4, 2, 6, 12, 2), 2, (None, None, "hosts", "fsdp")),  # the largest that is left
+        ((6, 16, 40), 1, (None, None, ("hosts", "fsdp"))),
+        ((8, 6, 20), 1, (None, "hosts", "fsdp")),  # 20 / 4, then 6 / 2
+        ((4, 2, 6, 12, 2), 2, (None, None, "hosts", "fsdp")),
         ((2, 4, 3), 1, (None, "fsdp")),
         ((8, 3, 5), 1, ()),  # the axis of a stack stays whole
         ((8,), 1, ()),
