@@ -17,7 +17,7 @@ from equivit.layers.batch_stats import check_taken, recording
 from equivit.layers.dropout import Key
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
-from kernels import gathering
+from kernels import mesh
 
 REMAT = {
     "none": None,
@@ -190,14 +190,14 @@ class Stack(nnx.Module):
 
 def gathered_outside(module: M) -> M:
     """Gather all arrays of a module on every device but those of its stacks, which gather one block at a time."""
-    if not gathering.needed():
+    if not mesh.splits():
         return module
     stacks = [path for path, part in nnx.iter_modules(module) if isinstance(part, Stack)]
     graph, state = nnx.split(module)
 
     def whole(path, variable):
         inside = any(path[: len(stack)] == stack for stack in stacks)
-        return variable if inside else variable.replace(gathering.gathered(variable.get_value()))
+        return variable if inside else variable.replace(mesh.gathered(variable.get_value()))
 
     flat = nnx.to_flat_state(state)
     return nnx.merge(graph, nnx.from_flat_state([(path, whole(path, variable)) for path, variable in flat]))
@@ -246,7 +246,7 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
 
 def _call(carried, step, *, phase, phases, layout, shared, fold, train, key):
     """One block as the body of `lax.scan`: x and the carry, then the changed variables."""
-    (x, carry), (index, rate, block) = carried, gathering.gathered(step)
+    (x, carry), (index, rate, block) = carried, mesh.gathered(step)
     key = None if key is None else jax.random.fold_in(key, index)
     options: dict[str, Any] = dict(rate=0.0 if rate is None else rate, train=train, key=key)
     options |= dict(phase=phase % phases) if phases > 1 else {}

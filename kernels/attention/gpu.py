@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels import gpus
+from kernels import gpus, mesh
 
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 
@@ -36,7 +36,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(d)) v, [*B, H, N, d], [*B, H, M, d] -> [*B, H, N, d]; cuDNN wants heads after tokens."""
     *batch, heads, tokens, channels = q.shape
     q, k, v = (jnp.swapaxes(x, -2, -3).reshape(-1, x.shape[-2], heads, channels) for x in (q, k, v))
-    return jnp.swapaxes(_fused(q, k, v).reshape(*batch, tokens, heads, channels), -2, -3)
+    return jnp.swapaxes(mesh.on_rows(_fused, q, k, v).reshape(*batch, tokens, heads, channels), -2, -3)
 
 
 @jax.custom_vjp

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
+import kernels.mesh
 from equivit import logical
 from equivit.layers.stack import gathered_outside
 from equivit.models import zoo
 from equivit.targets import collectives, program
 from equivit.training import sharding
-from kernels import gathering
 from tests.training import tiny
 
 
@@ -97,6 +96,6 @@ def test_parameters_move_and_activations_stay(name, options):
 
 def test_without_gathering_activations_move(monkeypatch):
     """The test of the test: XLA by itself keeps the matrices split."""
-    monkeypatch.setattr(gathering, "needed", lambda: False)
+    monkeypatch.setattr(kernels.mesh, "splits", lambda: False)
     largest, parameter, activations = moved("vit_ti16")
     assert parameter < activations <= largest
