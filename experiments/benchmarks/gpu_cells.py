@@ -76,7 +76,7 @@ def peers(options) -> Iterator[Cell]:
 def kernels() -> Iterator[Cell]:
     """Each kernel of an octic block beside its reference: times and deviations.
 
-    A kernel that offers tile sizes has a cell for each of them here.
+    The tile sizes of a kernel that offers a table of them belong here too.
     """
     for shape, operation in itertools.product(("ViT-H", "ViT-L"), kernel_speed.OPERATIONS):
         yield Cell(f"kernel, {operation}, {shape}", functools.partial(_kernel, shape, operation))
