@@ -1,12 +1,16 @@
 """Where arrays lie on the ambient mesh, for programs that XLA partitions."""
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
+from equivit.derivatives import linear
+
+SPLIT = ("hosts", "fsdp")  # axes that parameters are split along, if the mesh has them
 T = TypeVar("T")
 
 
@@ -22,7 +26,30 @@ def gathered(tree: T) -> T:
     For the parameters of a block, where the block uses them.  XLA by itself may keep a matrix split along its columns
     and gather the activations of all devices instead, which are a hundred times as large.
     """
-    return jax.tree.map(_whole, tree) if splits() else tree
+    return jax.tree.map(_gathered, tree) if splits() else tree
+
+
+def of_parameter(shape: tuple[int, ...], mesh: Mesh | AbstractMesh, stacked: int = 0) -> PartitionSpec:
+    """How a mesh splits a parameter: one axis over all of SPLIT if there is one, or else an axis for each.
+
+    The largest axes are split, but not the first `stacked` ones.
+    """
+    sizes = {name: mesh.shape[name] for name in SPLIT if mesh.shape.get(name, 1) > 1}
+    if math.prod(shape) == 0:
+        return PartitionSpec()
+    whole = math.prod(sizes.values())
+    together = any(size % whole == 0 for size in shape[stacked:])
+    parts, split = list(shape), [()] * len(shape)
+    apart = [(name,) for name in sorted(sizes, key=lambda name: -sizes[name])]
+    for names in [tuple(sizes)] if together else apart:
+        number = math.prod(sizes[name] for name in names)
+        axes = [axis for axis in range(stacked, len(shape)) if parts[axis] % number == 0]
+        if axes:
+            largest = max(axes, key=lambda axis: parts[axis])
+            parts[largest] //= number
+            split[largest] += names
+    last = max((axis + 1 for axis, names in enumerate(split) if names), default=0)
+    return PartitionSpec(*(names or None for names in split[:last]))
 
 
 def on_rows(kernel: Callable, *arrays: jax.Array) -> jax.Array:
@@ -39,5 +66,18 @@ def on_rows(kernel: Callable, *arrays: jax.Array) -> jax.Array:
     return jax.shard_map(kernel, in_specs=(rows,) * len(arrays), out_specs=rows, check_vma=False)(*arrays)[:number]
 
 
-def _whole(array):
+def _gathered(array):
+    return linear(_whole, _split, (), array)
+
+
+def _whole(_, array):
     return jax.lax.with_sharding_constraint(array, PartitionSpec())
+
+
+def _split(_, gradient):
+    """Whole, and then split at once, from which XLA makes a reduce-scatter.
+
+    Whole alone would be an all-reduce; split alone also splits the activations that the gradient is a product of.
+    """
+    spec = of_parameter(gradient.shape, jax.sharding.get_abstract_mesh())
+    return jax.lax.with_sharding_constraint(_whole((), gradient), spec)

@@ -88,7 +88,7 @@ def _around(heads, padding, x, qkv, proj):
     (weight, bias), (*batch, tokens, _) = qkv, x.shape
     x = jnp.pad(x.astype(weight.dtype), [(0, 0)] * len(batch) + [(0, padding), (0, 0)])
     biases = (None,) * 3 if bias is None else jnp.split(bias, 3)
-    maps = zip(jnp.split(weight, 3, axis=-1), biases, strict=True)
+    maps = zip(mesh.gathered(tuple(jnp.split(weight, 3, axis=-1))), biases, strict=True)
     q, k, v = (linear(x, *one).reshape(-1, tokens + padding, heads, weight.shape[-1] // (3 * heads)) for one in maps)
     with jax.named_scope("attention"):
         y = mesh.on_rows(functools.partial(_attended, tokens), q, k, v)
