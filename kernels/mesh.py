@@ -39,7 +39,8 @@ def of_parameter(shape: tuple[int, ...], mesh: Mesh | AbstractMesh, stacked: int
         return PartitionSpec()
     whole = math.prod(sizes.values())
     together = any(size % whole == 0 for size in shape[stacked:])
-    parts, split = list(shape), [()] * len(shape)
+    parts: list[int] = list(shape)
+    split: list[tuple[str, ...]] = [()] * len(parts)
     apart = [(name,) for name in sorted(sizes, key=lambda name: -sizes[name])]
     for names in [tuple(sizes)] if together else apart:
         number = math.prod(sizes[name] for name in names)

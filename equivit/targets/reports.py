@@ -41,7 +41,7 @@ def _rows(collectives: dict[str, dict]) -> list[tuple[str, ...]]:
 def _times(found: dict[str, Any]) -> Iterator[str]:
     """The estimates, and what they rest on."""
     step, ratio = _range(found["step_ms"]), f"{MEASURED[0]} to {MEASURED[1]}"
-    yield f"estimate of a step: {step} ms, {ratio} times the floor, as blocks of ViT-H/14 took on an H200, plus links"
+    yield f"estimate of a step: {step} ms, {ratio} times the floor, as gradients of ViT-H blocks on an H200, plus links"
     if found["hours"]:
         hours = _range(found["hours"])
         yield f"estimate of the run: {hours} hours for {found['steps']:,} steps, without data and evaluation"
