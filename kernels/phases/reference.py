@@ -58,9 +58,9 @@ def affine_of(y: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
 
 def squares(y: jax.Array, stride: Pair) -> jax.Array:
     """The squared l2 norm of each phase over all channels and heads: [B, *heads, H, W, D] -> [B, sh sw]."""
-    (sh, sw), (*batch, h, w, _) = stride, y.shape
-    by_phase = jnp.square(y).reshape(batch[0], -1, h // sh, sh, w // sw, sw, y.shape[-1]).sum((1, 2, 4, 6))
-    return by_phase.reshape(batch[0], sh * sw)
+    (sh, sw), energies = stride, jnp.square(y).sum(-1)
+    b, *_, h, w = energies.shape
+    return energies.reshape(b, -1, h // sh, sh, w // sw, sw).sum((1, 2, 4)).reshape(b, sh * sw)
 
 
 def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:
