@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.convolution import convolve
+from kernels.convolution.gpu import taken
 
 Pair = tuple[int, int]
 Maps = tuple[jax.Array, ...]
@@ -65,7 +66,8 @@ def squares(y: jax.Array, stride: Pair) -> jax.Array:
 
 def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:
     """One phase of each map: [B, h, w, D] at [B] -> [B, h / sh, w / sw, D]."""
-    row, column = (place[:, None] for place in jnp.divmod(index, stride[1]))
-    rows, columns = row + jnp.arange(0, y.shape[1], stride[0]), column + jnp.arange(0, y.shape[2], stride[1])
-    maps = jnp.arange(len(y))[:, None, None]
-    return y.at[maps, rows[:, :, None], columns[:, None, :]].get(mode="promise_in_bounds")
+    rows, columns = (
+        place[:, None] + jnp.arange(0, size, step)
+        for place, size, step in zip(jnp.divmod(index, stride[1]), y.shape[1:3], stride, strict=True)
+    )
+    return jax.vmap(taken)(y, rows, columns)
