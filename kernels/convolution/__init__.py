@@ -43,9 +43,11 @@ def convolve(
     options: dict[str, Any] = dict(stride=stride, pads=pads, mode=mode, groups=groups)
     plain = functools.partial(reference.convolve, **options)
     forms = {"cpu": cpu.form(maps, kernel, **options), "gpu": gpu.form(maps, kernel, **options)}
-    platforms = {platform: forms[name] for platform, name in (("cpu", "cpu"), ("cuda", "gpu")) if forms[name]}
     if chosen in ("reference", *forms):
         y = (forms.get(chosen) or plain)(maps, kernel)
+    elif any(forms.values()):
+        on_cpu, on_gpu = (form or plain for form in forms.values())
+        y = jax.lax.platform_dependent(maps, kernel, cpu=on_cpu, cuda=on_gpu, default=plain)
     else:
-        y = jax.lax.platform_dependent(maps, kernel, **platforms, default=plain) if platforms else plain(maps, kernel)
+        y = plain(maps, kernel)
     return y.reshape(*x.shape[:-3], *y.shape[1:])
