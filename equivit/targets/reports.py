@@ -5,6 +5,7 @@ from typing import Any
 
 from equivit.targets.estimates import MEASURED
 
+SHARE = 0.75  # of a card's memory, as JAX takes by default
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
 
 
@@ -14,6 +15,11 @@ def report(found: dict[str, Any], mesh: dict[str, int], batch_size: int) -> Iter
     yield f"{found['cards']} x {found['card']}, mesh {axes}: a training step of {batch_size:,} images, on each card"
     memory = found["memory"]
     yield ("GiB of memory", *memory), [("", *(f"{size / 2**30:.2f}" for size in memory.values()))]
+    if memory["peak"] > SHARE * memory["card"]:
+        yield (
+            f"this does not fit: JAX takes {SHARE:.0%} of a card (XLA_PYTHON_CLIENT_MEM_FRACTION changes that); "
+            "raise optimizer.accumulation, or set model.remat=dots"
+        )
     floor = f"{found['kernels']:,}", f"{found['bytes'] / 1e9:,.1f}", f"{found['floor_ms']:,.1f}"
     yield ("kernels", "number", "GB moved", "floor, ms"), [("", *floor)]
     if found["collectives"]:

@@ -18,7 +18,7 @@ from equivit import errors
 from equivit.constraints import PositiveInt, Words
 
 HOST = 8  # devices
-SPLIT = ("fsdp", "hosts")  # axes that parameters are split along, if the mesh has them
+SPLIT = ("hosts", "fsdp")  # axes that parameters are split along, if the mesh has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,8 @@ def _spec(shape, stacked, mesh):
     whole = math.prod(sizes.values())
     together = any(size % whole == 0 for size in shape[stacked:])
     parts, split = list(shape), [()] * len(shape)
-    for names in [tuple(sizes)] if together else [(name,) for name in sizes]:
+    apart = [(name,) for name in sorted(sizes, key=lambda name: -sizes[name])]
+    for names in [tuple(sizes)] if together else apart:
         number = math.prod(sizes[name] for name in names)
         axes = [axis for axis in range(stacked, len(shape)) if parts[axis] % number == 0]
         if axes:

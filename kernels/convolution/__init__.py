@@ -43,9 +43,9 @@ def convolve(
     options: dict[str, Any] = dict(stride=stride, pads=pads, mode=mode, groups=groups)
     plain = functools.partial(reference.convolve, **options)
     forms = {"cpu": cpu.form(maps, kernel, **options), "gpu": gpu.form(maps, kernel, **options)}
+    platforms = {platform: forms[name] for platform, name in (("cpu", "cpu"), ("cuda", "gpu")) if forms[name]}
     if chosen in ("reference", *forms):
         y = (forms.get(chosen) or plain)(maps, kernel)
     else:
-        known = {platform: form for platform, form in (("cpu", forms["cpu"]), ("cuda", forms["gpu"])) if form}
-        y = jax.lax.platform_dependent(maps, kernel, **known, default=plain) if known else plain(maps, kernel)
+        y = jax.lax.platform_dependent(maps, kernel, **platforms, default=plain) if platforms else plain(maps, kernel)
     return y.reshape(*x.shape[:-3], *y.shape[1:])

@@ -13,14 +13,16 @@ from kernels.convolution import reference
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
+FEW_TAPS = 9  # largest kernel that is summed tap by tap; larger sums are not one loop
 
 
 def form(
     x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, mode: str, groups: int
 ) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
     """A form that copies no maps to pad them around the torus; None if there is none."""
-    (_, _, inner, width), channels = kernel.shape, x.shape[-1]
-    if mode != "circular" or inner != 1 or not width == groups == channels:
+    (rows, columns, inner, width), channels = kernel.shape, x.shape[-1]
+    depthwise = inner == 1 and width == groups == channels
+    if mode != "circular" or not depthwise or rows * columns > FEW_TAPS:
         return None
     return functools.partial(_by_taps, stride=stride, pads=pads)
 
