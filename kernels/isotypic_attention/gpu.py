@@ -17,8 +17,8 @@ from kernels.isotypic_linear import Field, Linear, linear
 
 def supported(field: Field, qkv: Linear, heads: int) -> bool:
     """Whether there is a kernel for this dtype, width and number of heads."""
-    (weights, bias), width = qkv, field[0].shape[-1]
-    dtype = weights[0].dtype
+    weights, bias = qkv
+    width, dtype = field[0].shape[-1], weights[0].dtype
     octic = len(field) == 2 and bias is not None and all(a.dtype == dtype for a in (*field, *weights))
     return octic and heads_kernel.supported(width, heads, dtype)
 
