@@ -25,7 +25,8 @@ def supported(field: Field, qkv: Linear, heads: int) -> bool:
 
 def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     """Self-attention of an octic field; arguments as in `isotypic_attention`."""
-    batch, (weights, bias) = field[0].shape[1:-1], qkv
+    batch = field[0].shape[1:-1]
+    weights, bias = qkv
     rows = tuple(a.reshape(len(a), -1, a.shape[-1]) for a in field)
     q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in _heads(heads, *rows, *weights, bias))
     y = attend(q, k, v).swapaxes(-2, -3)
