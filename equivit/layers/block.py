@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.layers.absorbed import absorbed
+from equivit.layers.absorbed import absorbed, read_dtype
 from equivit.layers.dropout import Key, Rate, dropout
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
@@ -72,7 +72,8 @@ def _applied(layout, adds, branch, x):
 def _derivative(layout, adds, primals, tangents):
     def equal(branch, x):
         norm, body = absorbed(*branch)
-        y, scale = body(norm(x), layout), branch.scale
+        x, z = norm.fork(x, read_dtype(body)) if adds else (x, norm(x))
+        y, scale = body(z, layout), branch.scale
         y = y if scale is None else y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype))
         return x + y if adds else y
 

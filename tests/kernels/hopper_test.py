@@ -11,13 +11,13 @@ import pytest
 import kernels
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
-from kernels.hopper import gelu, heads, norm, residual, rows
+from kernels.hopper import gelu, heads, norm, norm_gradient, residual, rows
 from kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from kernels.isotypic_attention import irrep_by_irrep
 from kernels.isotypic_attention.reference import isotypic_attention as plain_attention
 from kernels.isotypic_linear import linear
-from kernels.norm import Norm
-from kernels.norm.reference import normalise
+from kernels.norm import Norm, fork
+from kernels.norm.reference import centred, inverse_deviation, normalise, standardise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
@@ -33,6 +33,7 @@ def interpreter(monkeypatch):
         pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
     monkeypatch.setattr(norm, "MULTIPROCESSORS", 1)
     monkeypatch.setattr(norm, "BLOCKS", 1)
+    monkeypatch.setattr(norm_gradient, "MULTIPROCESSORS", 1)
     monkeypatch.setattr(residual, "MULTIPROCESSORS", residual.CLUSTER)
     monkeypatch.setattr(rows, "MULTIPROCESSORS", rows.CLUSTER)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
@@ -51,6 +52,32 @@ def test_the_norm_is_the_reference_s(m, c, dtype, interpreter):
     found = jax.jit(functools.partial(norm.forward, norm=NORM, dtype=jnp.bfloat16))(*field, *vectors)
     scale_lines, scale_planes, bias = vectors
     assert_near(found, normalise(widen(field), (scale_lines, scale_planes), bias, NORM), absolute=1e-5)
+
+
+@pytest.mark.parametrize(
+    "m, c, dtype, narrow",
+    [(37, 160, "float32", "bfloat16"), (3, 96, "bfloat16", "bfloat16"), (21, 128, "float32", "float32")],
+)
+def test_the_gradient_of_the_norm_is_the_reference_s(m, c, dtype, narrow, interpreter):
+    draws = [draw([(4, m, c), (2, m, 2 * c)], dtype, seed) for seed, dtype in enumerate((dtype, dtype, narrow))]
+    field, kept, of_standardised = draws
+    constants = Norm(eps=3.0, row_weight=0.7)  # both matter
+    found = jax.jit(functools.partial(norm_gradient.backward, norm=constants))(*field, *kept, *of_standardised)
+    assert {y.dtype for y in found} == {jnp.dtype(dtype)}
+    field, kept, of_standardised = map(widen, draws)
+
+    def expected(constants):
+        (pulled,) = jax.vjp(lambda field: standardise(field, constants), field)[1](of_standardised)
+        return jax.tree.map(jnp.add, kept, pulled)
+
+    assert_near(found, expected(constants), absolute=1e-5)
+    wrong = {"weight of rows of E": expected(Norm(3.0, 0.5)), "epsilon": expected(Norm(0.3, 0.7))}
+    wrong["gradient of the field"] = jax.tree.map(jnp.subtract, expected(constants), kept)
+    inverse = inverse_deviation(centred(field), constants)
+    scaled = tuple(a * inverse for a in centred(of_standardised))
+    wrong["projection"] = jax.tree.map(jnp.add, kept, scaled)
+    for name, other in wrong.items():
+        assert max(np.abs(a - b).max() for a, b in zip(widen(found), other, strict=True)) > 0.1, name
 
 
 def by_components(lines, planes):
@@ -198,12 +225,48 @@ def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
     assert found(branch) == []
 
 
+def gradient_of_fork(field, kept, of_standardised):
+    """By the operation, of both results, with a batch axis for `jax.vmap`."""
+    return jax.vjp(lambda *field: fork(field, NORM, of_standardised[0].dtype), *field)[1]((kept, of_standardised))
+
+
+def test_the_kernel_for_the_gradient_runs_if_asked_and_has_derivatives(interpreter):
+    shapes = [(4, 2, 5, 32), (2, 2, 5, 64)]
+    arrays = [draw(shapes, dtype, seed) for seed, dtype in enumerate(("float32", "float32", "bfloat16"))]
+    apart = jax.vmap(gradient_of_fork, 1, 1)  # a kernel sees both images as one batch
+    expected, slope = gradient_of_fork(*arrays), jax.jvp(gradient_of_fork, arrays, arrays)
+    with kernels.using("gpu"):
+        text = str(jax.make_jaxpr(apart)(*arrays))
+        found, along = jax.jit(apart)(*arrays), jax.jvp(gradient_of_fork, arrays, arrays)
+    assert "octic_norm_gradient" in text
+    assert_near(found, expected, absolute=1e-5)
+    for a, b in zip(jax.tree.leaves(along), jax.tree.leaves(slope), strict=True):
+        assert_near([a], [b], absolute=1e-5)
+
+
+def test_a_program_for_cuda_has_the_kernel_for_the_gradient_if_asked(monkeypatch):
+    shapes = Shape("", (8,), 197, 96, 384).field(96)
+    dtypes = (jnp.float32, jnp.float32, jnp.bfloat16)
+    arrays = [tuple(jax.ShapeDtypeStruct(s, dtype) for s in shapes) for dtype in dtypes]
+
+    def found(using):
+        with kernels.using(using):
+            traced = jax.jit(lambda *a: gradient_of_fork(*a)).trace(*arrays)
+        return r"\00octic_norm_gradient_mosaic_gpu\00" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    assert found("gpu") and not found("auto")
+    monkeypatch.setattr(dispatch, "hopper", lambda: False)
+    assert not found("gpu")
+
+
 def test_what_is_supported():
     for c, f in ((96, 384), (128, 512), (160, 640)):  # ViT-B, ViT-L, ViT-H
         assert norm.supported(c, jnp.float32) and residual.supported(f, c, jnp.bfloat16, jnp.float32)
         assert gelu.supported(c, f, jnp.bfloat16) and not gelu.supported(c, f, jnp.float32)
     assert all(heads.supported(c, n, jnp.bfloat16) for c, n in ((96, 12), (128, 16), (128, 8), (160, 16)))
     assert not norm.supported(48, jnp.float32)  # a warp holds 32 channels
+    assert norm_gradient.supported(160, jnp.float32, jnp.bfloat16)
+    assert not norm_gradient.supported(160, jnp.float32, jnp.float16)
     assert not gelu.supported(208, 1024, jnp.bfloat16)  # ViT-G: shared memory does not hold 64 rows
     assert not heads.supported(208, 16, jnp.bfloat16) and not heads.supported(96, 8, jnp.bfloat16)  # 13 and 12 channels
     for c in (96, 128, 160):  # a register of a thread holds what a tile needs, and shared memory what is staged
