@@ -7,7 +7,6 @@ Source: octic ViTs, Section 3.2.
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from equivit.derivatives import linear
@@ -46,12 +45,16 @@ def standardise(field: Field, norm: Norm) -> Field:
 
 
 def fork(field: Field, norm: Norm, dtype: DTypeLike) -> tuple[Field, Field]:
-    """A field, and the field standardised in a dtype, as the two terms of a residual sum read it.
+    """A field, and the field standardised in a dtype: what a residual sum x + f(standardise(x)) reads of x.
 
-    On a Hopper GPU one kernel adds the gradients of both if `kernels.using("gpu")` selects it.
+    `kernels.using("gpu")` selects a kernel for each direction on a Hopper GPU: the backward one adds both gradients.
     """
-    with jax.named_scope("norm"):
-        return _fork(norm, jnp.dtype(dtype), field)
+    if dispatch.AUTO.get() == "gpu" and dispatch.hopper():
+        from kernels.norm import gpu  # deferred: other platforms need no Mosaic
+
+        if gpu.supported(field, dtype):
+            return gpu.fork(field, norm, dtype)
+    return field, tuple(a.astype(dtype) for a in standardise(field, norm))
 
 
 def _cast(result, field):
@@ -76,53 +79,6 @@ def _derivative(norm, fields, slopes):
     y, inverse = _with_inverse(norm, field)
     forward, backward = (functools.partial(projected, norm) for projected in (_slope, _pullback))
     return y, linear(forward, backward, (field, inverse), slope)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _fork(norm, dtype, field):
-    return field, tuple(a.astype(dtype) for a in _standardised(norm, field))
-
-
-@_fork.defjvp
-def _fork_derivative(norm, dtype, fields, slopes):
-    (field,), (slope,) = fields, slopes
-    y, inverse = _with_inverse(norm, field)
-
-    def forward(residuals, slope):
-        return slope, tuple(a.astype(dtype) for a in _slope(norm, residuals, slope))
-
-    y = tuple(a.astype(dtype) for a in y)
-    return (field, y), linear(forward, functools.partial(_joined, norm), (field, inverse), slope)
-
-
-def _joined(norm, residuals, gradients):
-    """The gradient of the field in `fork`, from those of both results."""
-    (field, _), (_, of_standardised) = residuals, gradients
-    kernels = _kernels(norm, field, of_standardised) if dispatch.AUTO.get() == "gpu" and dispatch.hopper() else {}
-    if not kernels:
-        return _sum(norm, residuals, gradients)
-
-    def plain(*arrays):
-        field, *gradients = (arrays[i : i + 2] for i in (0, 2, 4))
-        return _sum(norm, (field, _with_inverse(norm, field)[1]), gradients)
-
-    run = jax.custom_jvp(lambda *arrays: dispatch.run("norm", "gpu", plain, kernels, arrays))
-    run.defjvp(functools.partial(jax.jvp, plain))
-    return run(*field, *gradients[0], *of_standardised)
-
-
-def _sum(norm, residuals, gradients):
-    kept, of_standardised = gradients
-    return tuple(a + b for a, b in zip(kept, _pullback(norm, residuals, of_standardised), strict=True))
-
-
-def _kernels(norm, field, gradient):
-    """The kernel that supports the width and dtypes of a field and of the standardised field's gradient."""
-    from kernels.hopper import norm_gradient  # deferred: other platforms need no Mosaic
-
-    if len(field) == 1 or not norm_gradient.supported(field[0].shape[-1], field[0].dtype, gradient[0].dtype):
-        return {}
-    return {"gpu": dispatch.on_rows(functools.partial(norm_gradient.backward, norm=norm), 6)}
 
 
 # For x' = x - mean(x), y = x' / sigma and sigma^2 = (sum_i w_i mean(x_i'^2) + eps) / order:
