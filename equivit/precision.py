@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from kernels import gathering
+from kernels import mesh
 
 PRECISIONS = ("float32", "mixed", "bfloat16")
 M = TypeVar("M", bound=nnx.Module)
@@ -46,7 +46,7 @@ class AtUse:
     precision: str
 
     def __call__(self, module: M) -> M:
-        return gathering.gathered(cast(module, self.precision))
+        return mesh.gathered(cast(module, self.precision))
 
 
 def _is_rounded(variable: nnx.Variable, precision: str) -> bool:

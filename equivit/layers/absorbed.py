@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels import mesh
+
 
 def absorbed(norm: Any, body: Any, scale: Any) -> tuple[Any, Any]:
     """A norm without vectors and a body with both: body'(norm'(x)) = scale(body(norm(x))).
@@ -62,4 +64,4 @@ def _wide(weight):
 def _holding(linear, weights, bias):
     """A copy of a map with other arrays; its weights keep their dtype."""
     pairs = zip(weights, linear.arrays()[0], strict=True)
-    return linear.holding(tuple(w.astype(old.dtype) for w, old in pairs), bias)
+    return linear.holding(*mesh.gathered((tuple(w.astype(old.dtype) for w, old in pairs), bias)))

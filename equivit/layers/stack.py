@@ -71,7 +71,7 @@ class Stack(nnx.Module):
         results of the large matrix products.
       unroll: write the blocks out without a scan, which zero-fills, writes and reads its saved activations.  A step is
         faster; compile time grows with depth, and memory too, where the compiler undoes `remat`.  None: as the context
-        `unrolled` says, for training on a GPU, and otherwise a scan.
+        `unrolled` says, for training on an accelerator, and otherwise a scan.
     """
 
     def __init__(

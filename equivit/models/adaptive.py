@@ -80,18 +80,14 @@ def placed(
       padding: offset of the kernel's first tap before the patch.
     """
     content = jax.lax.stop_gradient(images)
-    if config.anchored:
-        images, first = shifts.canonical(images)
-    else:
-        first = jnp.zeros((len(images), 2), jnp.int32)
+    framed, first = shifts.canonical(content) if config.anchored else (content, jnp.zeros((len(images), 2), jnp.int32))
     frame = Frame(first, (1, 1), (images.shape[1], images.shape[2]))
     if "token" not in config.parts:
         return images, frame, {}
     if config.select == "output":
-        kernel, bias = jax.lax.stop_gradient((kernel, bias))
-        norms = embedding_norms(jax.lax.stop_gradient(images), kernel, bias, stride, padding)
+        norms = embedding_norms(framed, *jax.lax.stop_gradient((kernel, bias)), stride, padding)
     else:
-        norms = lattice_norms(jax.lax.stop_gradient(images), stride)
+        norms = lattice_norms(framed, stride)
     group = getattr(config, "group", None)
     if group is None:
         choice = shifts.strongest(norms)
@@ -99,7 +95,7 @@ def placed(
         hashes = oriented_hashes(content, stride, group)
         choice = shifts.settled(norms, jax.lax.collapse(hashes, 2))
     first = shifts.phases(choice.index, stride)
-    return shifts.roll(images, -first), frame.rolled(first), {"patch_embed": choice}
+    return shifts.roll(images, -first - frame.offset), frame.rolled(first), {"patch_embed": choice}
 
 
 def check_torus(name: str, size: tuple[int, ...], units: tuple[int, int], why: str) -> None:

@@ -301,8 +301,12 @@ def _lattices(x: jax.Array, stride: tuple[int, int]) -> jax.Array:
 
 def _take(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Rows [B, h] and columns [B, w] of maps, modulo their size, by one gather."""
-    rows, columns = rows[:, :, None] % x.shape[1], columns[:, None] % x.shape[2]
-    return jnp.asarray(x).at[jnp.arange(len(x))[:, None, None], rows, columns].get(mode="promise_in_bounds")
+
+    def of_map(x, rows, columns):
+        return x.at[rows[:, None], columns].get(mode="promise_in_bounds")
+
+    # Each device takes from its own maps; with an index of the map, it would gather those of all devices.
+    return jax.vmap(of_map)(jnp.asarray(x), rows % x.shape[1], columns % x.shape[2])
 
 
 def _smooth(where: str, x: jax.Array, size: int | None) -> jax.Array:

@@ -47,7 +47,7 @@ def _moved(instruction: Instruction, operands: list[Instruction]) -> int:
 
 
 def _moved_by_fusion(computation, instruction, body) -> int:
-    """Bytes read and written by a fusion: whole arrays, or the slices of those that it only cuts or changes."""
+    """Bytes read and written by a fusion: whole arrays, but a row of those that a loop cuts rows from or changes."""
     parameters = {int(i.arguments): i for i in body.values() if i.opcode == "parameter"}
     read = 0
     for number, name in enumerate(instruction.operands):
@@ -66,7 +66,7 @@ def _read(body: Computation, name: str, whole: int) -> int:
             continue
         if user.opcode == "bitcast":
             total += _read(body, user.name, whole)
-        elif user.opcode in ("dynamic-slice", "slice") and user.operands[0] == name:
+        elif user.opcode == "dynamic-slice" and user.operands[0] == name:
             total += user.bytes
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
             continue  # in place

@@ -5,6 +5,7 @@ from typing import Any
 
 from equivit.targets.estimates import MEASURED
 
+SHARE = 0.75  # of a card's memory, as JAX takes by default
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
 
 
@@ -14,6 +15,11 @@ def report(found: dict[str, Any], mesh: dict[str, int], batch_size: int) -> Iter
     yield f"{found['cards']} x {found['card']}, mesh {axes}: a training step of {batch_size:,} images, on each card"
     memory = found["memory"]
     yield ("GiB of memory", *memory), [("", *(f"{size / 2**30:.2f}" for size in memory.values()))]
+    if memory["peak"] > SHARE * memory["card"]:
+        yield (
+            f"this does not fit: JAX takes {SHARE:.0%} of a card (XLA_PYTHON_CLIENT_MEM_FRACTION changes that); "
+            "raise optimizer.accumulation, or set model.remat=dots"
+        )
     floor = f"{found['kernels']:,}", f"{found['bytes'] / 1e9:,.1f}", f"{found['floor_ms']:,.1f}"
     yield ("kernels", "number", "GB moved", "floor, ms"), [("", *floor)]
     if found["collectives"]:
@@ -35,7 +41,7 @@ def _rows(collectives: dict[str, dict]) -> list[tuple[str, ...]]:
 def _times(found: dict[str, Any]) -> Iterator[str]:
     """The estimates, and what they rest on."""
     step, ratio = _range(found["step_ms"]), f"{MEASURED[0]} to {MEASURED[1]}"
-    yield f"estimate of a step: {step} ms, {ratio} times the floor, as blocks of ViT-H/14 took on an H200, plus links"
+    yield f"estimate of a step: {step} ms, {ratio} times the floor, as gradients of ViT-H blocks on an H200, plus links"
     if found["hours"]:
         hours = _range(found["hours"])
         yield f"estimate of the run: {hours} hours for {found['steps']:,} steps, without data and evaluation"

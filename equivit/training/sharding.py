@@ -6,7 +6,6 @@ their parameters.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,9 +15,9 @@ from ml_collections import ConfigDict
 
 from equivit import errors
 from equivit.constraints import PositiveInt, Words
+from kernels.mesh import of_parameter
 
 HOST = 8  # devices
-SPLIT = ("fsdp", "hosts")  # axes that parameters are split along, if the mesh has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,28 +78,9 @@ def of_tree(mesh: Mesh, tree: Any, stack_axes: dict[str, int]) -> Any:
 
     def rule(path, leaf):
         name = next((key.key for key in reversed(path) if getattr(key, "key", None) in stack_axes), "")
-        return NamedSharding(mesh, _spec(leaf.shape, stack_axes.get(name, 0), mesh))
+        return NamedSharding(mesh, of_parameter(leaf.shape, mesh, stack_axes.get(name, 0)))
 
     return jax.tree.map_with_path(rule, tree)
-
-
-def _spec(shape, stacked, mesh):
-    """One axis for all of SPLIT if there is one, or else an axis for each."""
-    sizes = {name: mesh.shape[name] for name in SPLIT if mesh.shape.get(name, 1) > 1}
-    if math.prod(shape) == 0:
-        return PartitionSpec()
-    whole = math.prod(sizes.values())
-    together = any(size % whole == 0 for size in shape[stacked:])
-    parts, split = list(shape), [()] * len(shape)
-    for names in [tuple(sizes)] if together else [(name,) for name in sizes]:
-        number = math.prod(sizes[name] for name in names)
-        axes = [axis for axis in range(stacked, len(shape)) if parts[axis] % number == 0]
-        if axes:
-            largest = max(axes, key=lambda axis: parts[axis])
-            parts[largest] //= number
-            split[largest] += names
-    last = max((axis + 1 for axis, names in enumerate(split) if names), default=0)
-    return PartitionSpec(*(names or None for names in split[:last]))
 
 
 def to_global(mesh: Mesh, rows: dict) -> dict[str, jax.Array]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import gpus
+from kernels import gpus, mesh
 from kernels.product import Map, linear
 
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
@@ -38,7 +38,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(q k^T / sqrt(d)) v, [*B, H, N, d], [*B, H, M, d] -> [*B, H, N, d]; cuDNN wants heads after tokens."""
     *batch, heads, tokens, channels = q.shape
     q, k, v = (jnp.swapaxes(x, -2, -3).reshape(-1, x.shape[-2], heads, channels) for x in (q, k, v))
-    return jnp.swapaxes(_fused(q, k, v).reshape(*batch, tokens, heads, channels), -2, -3)
+    return jnp.swapaxes(mesh.on_rows(_fused, q, k, v).reshape(*batch, tokens, heads, channels), -2, -3)
 
 
 @jax.custom_vjp
@@ -88,9 +88,14 @@ def _around(heads, padding, x, qkv, proj):
     (weight, bias), (*batch, tokens, _) = qkv, x.shape
     x = jnp.pad(x.astype(weight.dtype), [(0, 0)] * len(batch) + [(0, padding), (0, 0)])
     biases = (None,) * 3 if bias is None else jnp.split(bias, 3)
-    maps = zip(jnp.split(weight, 3, axis=-1), biases, strict=True)
+    maps = zip(mesh.gathered(tuple(jnp.split(weight, 3, axis=-1))), biases, strict=True)
     q, k, v = (linear(x, *one).reshape(-1, tokens + padding, heads, weight.shape[-1] // (3 * heads)) for one in maps)
-    lengths = jnp.full(len(k), tokens, jnp.int32) if padding else None
     with jax.named_scope("attention"):
-        y = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+        y = mesh.on_rows(functools.partial(_attended, tokens), q, k, v)
     return linear(y.reshape(*batch, tokens + padding, -1), *proj)[..., :tokens, :]
+
+
+def _attended(tokens, q, k, v):
+    """cuDNN's attention, [B, N, H, d] -> the same, of which only the first `tokens` are attended to."""
+    lengths = jnp.full(len(k), tokens, jnp.int32) if tokens < k.shape[1] else None
+    return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")

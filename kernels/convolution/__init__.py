@@ -45,7 +45,9 @@ def convolve(
     forms = {"cpu": cpu.form(maps, kernel, **options), "gpu": gpu.form(maps, kernel, **options)}
     if chosen in ("reference", *forms):
         y = (forms.get(chosen) or plain)(maps, kernel)
+    elif any(forms.values()):
+        on_cpu, on_gpu = (form or plain for form in forms.values())
+        y = jax.lax.platform_dependent(maps, kernel, cpu=on_cpu, cuda=on_gpu, default=plain)
     else:
-        known = {platform: form for platform, form in (("cpu", forms["cpu"]), ("cuda", forms["gpu"])) if form}
-        y = jax.lax.platform_dependent(maps, kernel, **known, default=plain) if known else plain(maps, kernel)
+        y = plain(maps, kernel)
     return y.reshape(*x.shape[:-3], *y.shape[1:])

@@ -13,14 +13,16 @@ from kernels.convolution import reference
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
+FEW_TAPS = 9  # largest kernel that is summed tap by tap; larger sums are not one loop
 
 
 def form(
     x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, mode: str, groups: int
 ) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
     """A form that copies no maps to pad them around the torus; None if there is none."""
-    (_, _, inner, width), channels = kernel.shape, x.shape[-1]
-    if mode != "circular" or inner != 1 or not width == groups == channels:
+    (rows, columns, inner, width), channels = kernel.shape, x.shape[-1]
+    depthwise = inner == 1 and width == groups == channels
+    if mode != "circular" or not depthwise or rows * columns > FEW_TAPS:
         return None
     return functools.partial(_by_taps, stride=stride, pads=pads)
 
@@ -49,10 +51,19 @@ def gathered(x: jax.Array, kernel: jax.Array, rows: jax.Array, columns: jax.Arra
 
     Shapes: x [B, H, W, ..., C], kernel [kh, kw, 1, C] -> [B, h, w, ..., C], in at least float32.
     """
-    (_, height, width, *_), maps = x.shape, jnp.arange(len(x))[:, None, None]
-    dtype, products = jnp.promote_types(kernel.dtype, jnp.float32), []
+    (_, height, width, *_), dtype = x.shape, jnp.promote_types(kernel.dtype, jnp.float32)
+    if len(rows) == 1:
+        of_maps, rows, columns = jax.vmap(taken, (0, None, None)), rows[0], columns[0]
+    else:
+        of_maps = jax.vmap(taken)
+    products = []
     for i in range(kernel.shape[0]):
         for j in range(kernel.shape[1]):
-            places = maps, ((rows + i) % height)[:, :, None], ((columns + j) % width)[:, None]
-            products.append(x.at[places].get(mode="promise_in_bounds").astype(dtype) * kernel[i, j, 0])
+            part = of_maps(x, (rows + i) % height, (columns + j) % width)
+            products.append(part.astype(dtype) * kernel[i, j, 0])
     return functools.reduce(operator.add, products)
+
+
+def taken(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Rows [h] and columns [w] of one map, [H, W, ...] -> [h, w, ...]; by `jax.vmap`, a device reads its own maps."""
+    return x.at[rows[:, None], columns].get(mode="promise_in_bounds")

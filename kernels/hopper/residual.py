@@ -83,15 +83,17 @@ def forward(
     copy of E, then of the second), w_lines [4, F, C], w_planes [2F, 2C], bias [C], scale_lines [4, C], scale_planes
     [2C] -> the shapes and dtype of x.
     """
-    m = x_lines.shape[1]
-    fields = [jnp.pad(a, ((0, 0), (0, -m % 8), (0, 0))) for a in (x_lines, x_planes, h)]
-    tile = tile or default_tile(*w_lines.shape[1:], x_lines.dtype)
-    vectors = (a.reshape(-1, a.shape[-1]).astype(jnp.float32) for a in (scale_lines, scale_planes, bias))
-    return tuple(y[:, :m] for y in _whole_tiles(tile, *fields, w_lines, w_planes, *vectors))
+    m, (_, f, c) = x_lines.shape[1], w_lines.shape
+    padding = (0, 0), (0, -m % 8), (0, 0)
+    tile = tile or default_tile(f, c, x_lines.dtype)
+    vectors = [a.reshape(-1, a.shape[-1]).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)]
+    x = [jnp.pad(a, padding) for a in (x_lines, x_planes)]
+    y_lines, y_planes = _whole_tiles(tile, x, jnp.pad(h, padding), (w_lines, w_planes), vectors)
+    return y_lines[:, :m], y_planes[:, :m]
 
 
-def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
-    (_, m, c), f, dtype = x_lines.shape, h.shape[-1], h.dtype
+def _whole_tiles(tile, x, h, weights, vectors):
+    (_, m, c), f, dtype, stream = x[0].shape, h.shape[-1], h.dtype, x[0].dtype
     grid = _Tiles(-(-m // (ROWS * COMPUTE * CLUSTER)), c // tile.width, f // tile.depth, tile)
 
     def smem(*shape, dtype=dtype):
@@ -101,11 +103,11 @@ def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
 
     return plgpu.kernel(
         functools.partial(_body, grid),
-        out_type=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (x_lines, x_planes)),
+        out_type=tuple(jax.ShapeDtypeStruct(a.shape, stream) for a in x),
         scratch_types=[
             smem(tile.slots, COMPUTE, ROWS, tile.depth),
             smem(tile.slots, tile.depth, tile.width),
-            smem(COMPUTE, ROWS, tile.width, dtype=x_lines.dtype),
+            smem(COMPUTE, ROWS, tile.width, dtype=stream),
             plgpu.SMEM((COMPUTE, 2, tile.width), jnp.float32),
             plgpu.Barrier(num_arrivals=3, num_barriers=COMPUTE),
             plgpu.Barrier(num_arrivals=COMPUTE + 1, num_barriers=tile.slots),
@@ -122,7 +124,7 @@ def _whole_tiles(tile, x_lines, x_planes, h, w_lines, w_planes, *vectors):
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and write what they alone read
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(x_lines, x_planes, h, w_lines, w_planes, *vectors)
+    )(*x, h, *weights, *vectors)
 
 
 class _Tiles(NamedTuple):

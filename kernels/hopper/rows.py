@@ -104,7 +104,7 @@ def swizzled(*shape: int, unit: int, dtype: Any = jnp.bfloat16) -> Any:
 
 def multiply(
     epilogue: Epilogue,
-    ring: Ring,
+    ring: Ring | None,
     lines: jax.Array,
     planes: jax.Array,
     w_lines: jax.Array,
@@ -115,8 +115,13 @@ def multiply(
 
     Shapes: lines [4, M, C], planes [2, M, 2C], M a multiple of 8, w_lines [4, C, T l], w_planes [2, C, T p] for each
     copy of E, bias [T, l], for T tiles of l and p columns.
+
+    Raises:
+      ValueError: no ring, because shared memory does not hold the rows, or fewer tiles than warpgroups.
     """
     (_, m, c), columns = lines.shape, epilogue.columns
+    if ring is None:
+        raise ValueError(f"{epilogue.name}: shared memory does not hold {ROWS} rows of {c=} channels a component.")
     unit = min(columns.unit, ring.depth)
     tiles = _Tiles.cut(-(-m // (ROWS * CLUSTER)), len(bias), c // ring.depth)
     return plgpu.kernel(

@@ -1,9 +1,10 @@
-"""Shared code of the Hopper forms of both branches: what the kernels of `kernels.hopper` support, and the norm."""
+"""Shared code of the Hopper forms of both branches: dtypes, the norm before the body, and the sum after it."""
 
 import jax
 import jax.numpy as jnp
 
 from kernels.hopper import norm as norm_kernel
+from kernels.hopper import residual
 from kernels.norm import Norm
 from kernels.octic_branch.reference import Weights
 
@@ -11,11 +12,13 @@ MAPS = ("first_lines", "first_planes", "second_lines", "second_planes")  # among
 Field = tuple[jax.Array, jax.Array]
 
 
-def supported(lines: jax.Array, weights: Weights) -> bool:
-    """Whether the products are in bfloat16, the norm has a kernel, and the weights do not widen the stream."""
-    products = {getattr(weights, name).dtype for name in MAPS}
-    kept = jnp.result_type(lines, *weights) == lines.dtype
-    return products == {jnp.dtype(jnp.bfloat16)} and kept and norm_kernel.supported(lines.shape[-1], lines.dtype)
+def supported(lines: jax.Array, w: Weights) -> bool:
+    """Whether products are in bfloat16, the weights do not widen the stream, and norm and sum have kernels."""
+    products, kept = {getattr(w, name).dtype for name in MAPS}, jnp.result_type(lines, *w) == lines.dtype
+    if products != {jnp.dtype(jnp.bfloat16)} or not kept or not norm_kernel.supported(lines.shape[-1], lines.dtype):
+        return False
+    _, f, c = w.second_lines.shape
+    return residual.supported(f, c, w.second_lines.dtype, lines.dtype)
 
 
 def rows(array: jax.Array) -> jax.Array:
@@ -26,3 +29,9 @@ def rows(array: jax.Array) -> jax.Array:
 def normed(lines: jax.Array, planes: jax.Array, w: Weights, norm: Norm) -> Field:
     """The norm of a field [k, M, c], in bfloat16."""
     return norm_kernel.forward(lines, planes, w.norm_lines, w.norm_planes, w.norm_bias, norm=norm, dtype=jnp.bfloat16)
+
+
+def added(lines: jax.Array, planes: jax.Array, h: jax.Array, w: Weights) -> Field:
+    """The field plus scale * (h times the second map + bias), for h [8, M, G] by components."""
+    scales = w.scale_lines, w.scale_planes
+    return residual.forward(lines, planes, h, w.second_lines, w.second_planes, w.second_bias, *scales)

@@ -8,7 +8,6 @@ import jax
 
 from kernels.attention import attend
 from kernels.hopper import heads as heads_kernel
-from kernels.hopper import residual
 from kernels.norm import Norm
 from kernels.octic_branch import gpu
 from kernels.octic_branch.reference import Weights
@@ -19,8 +18,7 @@ NAME = "octic_attention"
 def supported(lines: jax.Array, weights: Weights, heads: int, norm: Norm) -> bool:
     """Whether there are kernels for these dtypes, widths and heads."""
     c, dtype = lines.shape[-1], weights.first_lines.dtype
-    maps = heads_kernel.supported(c, heads, dtype) and residual.supported(c, c, dtype, lines.dtype)
-    return gpu.supported(lines, weights) and maps
+    return gpu.supported(lines, weights) and heads_kernel.supported(c, heads, dtype)
 
 
 def forward(
@@ -28,9 +26,9 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """The branch; arrays as in `octic_attention`."""
     w, x = Weights(*weights), (gpu.rows(lines), gpu.rows(planes))
-    qkv = heads_kernel.forward(*gpu.normed(*x, w, norm), *w.first[0], w.first_bias, heads=heads)
+    normed = gpu.normed(*x, w, norm)
+    qkv = heads_kernel.forward(*normed, w.first_lines, w.first_planes, w.first_bias, heads=heads)
     of_images = (a.reshape(-1, lines.shape[-2], *a.shape[1:]).swapaxes(1, 2) for a in qkv)
     attended = attend(*of_images).swapaxes(1, 2)
-    apart = heads_kernel.apart(attended.reshape(-1, *attended.shape[2:]))
-    y = residual.forward(*x, apart, *w.second[0], w.second_bias, w.scale_lines, w.scale_planes)
-    return y[0].reshape(lines.shape), y[1].reshape(planes.shape)
+    y_lines, y_planes = gpu.added(*x, heads_kernel.apart(attended.reshape(-1, *attended.shape[2:])), w)
+    return y_lines.reshape(lines.shape), y_planes.reshape(planes.shape)

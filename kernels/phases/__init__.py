@@ -15,7 +15,7 @@ KERNELS = tuple(cpu.FILTERING)  # sides of the kernels that it takes
 
 
 class Moments(NamedTuple):
-    """What a norm over the inputs of each output changes about a convolution: y becomes (y - mean total) scale.
+    """A norm over the inputs of each output turns a convolution y into (y - mean total) scale.
 
     Shapes: mean and scale [B, h, w], at each output of stride 1; total [D].
     """
@@ -45,7 +45,7 @@ def at_largest(
     Args:
       moments: of a norm before the convolution; None for no norm.
       implementation: "reference" computes the convolution at stride 1, and "gpu" too, without a copy of x.  "cpu" needs
-        fewer products, but passes over more memory.  All others choose when a program is lowered.
+        fewer products, but passes over more memory; all others use it, except on an NVIDIA GPU.
 
     Raises:
       ValueError: an unknown implementation.
@@ -55,7 +55,7 @@ def at_largest(
     forms = {name: functools.partial(of.at_largest, padding=padding) for name, of in forms.items()}
     if chosen in forms:
         return forms[chosen](*arguments)
-    return jax.lax.platform_dependent(*arguments, cpu=forms["cpu"], cuda=forms["gpu"], default=forms["reference"])
+    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], default=forms["cpu"])
 
 
 def pool(
@@ -79,14 +79,16 @@ def pool(
     Args:
       affines: (factor, shift) of the outputs of each convolution, which broadcast to [C].
       stride, padding: (rows, columns), of all convolutions.
-      implementation: "gpu" writes no convolution but the chosen one.  All but "auto" and "gpu" write them at stride 1.
+      implementation: "reference" writes the convolutions at stride 1, "gpu" at the phase chosen alone; all others are
+        "gpu" on an NVIDIA GPU, else "reference".
 
     Raises:
       ValueError: an unknown implementation.
     """
     chosen = dispatch.chosen("pool", implementation)
     arguments = (maps, kernels, affines)
-    plain, form = (functools.partial(of.pool, stride=stride, padding=padding) for of in (reference, gpu))
-    if chosen != "auto":
-        return (form if chosen == "gpu" else plain)(*arguments)
-    return jax.lax.platform_dependent(*arguments, cuda=form, default=plain)
+    forms = {"reference": reference, "gpu": gpu}
+    forms = {name: functools.partial(of.pool, stride=stride, padding=padding) for name, of in forms.items()}
+    if chosen in forms:
+        return forms[chosen](*arguments)
+    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], default=forms["reference"])

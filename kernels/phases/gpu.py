@@ -23,8 +23,9 @@ def _folded(x: jax.Array, kernel: jax.Array, padding: Pair) -> jax.Array:
     The library pads with zeros, and outputs that begin before the map belong to its other end: their sum is fused with
     what reads it, while maps padded around the torus would be a copy.
     """
-    ends = [taps - 1 for taps in kernel.shape[:2]]
-    y = by_library(x.astype(kernel.dtype), kernel, (1, 1), ((ends[0],) * 2, (ends[1],) * 2), 1)
+    ends = kernel.shape[0] - 1, kernel.shape[1] - 1
+    pads = (ends[0], ends[0]), (ends[1], ends[1])
+    y = by_library(x.astype(kernel.dtype), kernel, (1, 1), pads, 1)
     for axis, end, after in zip((1, 2), ends, padding, strict=True):
         size, before = x.shape[axis], end - after
         spans = (0, before), (before, before + size), (before + size, None)

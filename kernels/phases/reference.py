@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels.convolution import convolve
+from kernels.convolution.gpu import taken
 
 Pair = tuple[int, int]
 Maps = tuple[jax.Array, ...]
@@ -58,14 +59,15 @@ def affine_of(y: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
 
 def squares(y: jax.Array, stride: Pair) -> jax.Array:
     """The squared l2 norm of each phase over all channels and heads: [B, *heads, H, W, D] -> [B, sh sw]."""
-    (sh, sw), (*batch, h, w, _) = stride, y.shape
-    by_phase = jnp.square(y).reshape(batch[0], -1, h // sh, sh, w // sw, sw, y.shape[-1]).sum((1, 2, 4, 6))
-    return by_phase.reshape(batch[0], sh * sw)
+    (sh, sw), energies = stride, jnp.square(y).sum(-1)
+    b, *_, h, w = energies.shape
+    return energies.reshape(b, -1, h // sh, sh, w // sw, sw).sum((1, 2, 4)).reshape(b, sh * sw)
 
 
 def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:
     """One phase of each map: [B, h, w, D] at [B] -> [B, h / sh, w / sw, D]."""
-    row, column = (place[:, None] for place in jnp.divmod(index, stride[1]))
-    rows, columns = row + jnp.arange(0, y.shape[1], stride[0]), column + jnp.arange(0, y.shape[2], stride[1])
-    maps = jnp.arange(len(y))[:, None, None]
-    return y.at[maps, rows[:, :, None], columns[:, None, :]].get(mode="promise_in_bounds")
+    rows, columns = (
+        place[:, None] + jnp.arange(0, size, step)
+        for place, size, step in zip(jnp.divmod(index, stride[1]), y.shape[1:3], stride, strict=True)
+    )
+    return jax.vmap(taken)(y, rows, columns)

@@ -101,4 +101,6 @@ ad.defbilinear(_product, _x_gradient, _y_gradient)
 batching.primitive_batchers[_product] = _batched
 mlir.register_lowering(_product, mlir.lower_fun(_computed, multiple_results=False))
 mlir.register_lowering(_product, cpu.lowered, platform="cpu")
-mlir.register_lowering(_product, mlir.lower_fun(joined, multiple_results=False), platform="cuda")
+# Batch and tokens, not the rows of E with them.
+_on_gpu = functools.partial(joined, last=2)
+mlir.register_lowering(_product, mlir.lower_fun(_on_gpu, multiple_results=False), platform="cuda")

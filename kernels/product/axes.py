@@ -16,13 +16,17 @@ def only(letters: str, others: str) -> str:
     return "".join(letter for letter in letters if letter not in others)
 
 
-def joined(x: jax.Array, y: jax.Array, *, axes: str, precision: str | None) -> jax.Array:
+def joined(x: jax.Array, y: jax.Array, *, axes: str, precision: str | None, last: int | None = None) -> jax.Array:
     """The product, with the summed axes as one axis if they are adjacent in both factors.
 
     The gradient of a weight is a sum over images and tokens.  XLA transposes both arrays to sum over two axes.
+
+    Args:
+      last: join only so many axes, from the right.  On several devices the batch must be the first of the joined axes,
+        or all of it would move to each device; None joins all.
     """
     of_x, of_y, of_z = split(axes)
-    summed = only(of_x, of_z)
+    summed = only(of_x, of_z)[-(last or len(of_x)) :]
     if len(summed) > 1 and summed in of_x and summed in of_y:
         x, y = (jax.lax.collapse(a, i, i + len(summed)) for a, i in ((x, of_x.index(summed)), (y, of_y.index(summed))))
         axes = axes.replace(summed, summed[0])

@@ -21,14 +21,13 @@ def greatest_view(energies: jax.Array, pixels: jax.Array, *, implementation: str
     Shapes: energies [B, H, W], none negative, and hashes of pixels [B, 2, H, W] uint32 -> [B] int32, row-major.
 
     Args:
-      implementation: "gpu" takes few passes over memory; all but "auto" and "gpu" take few operations.
+      implementation: "reference" takes few operations, "gpu" few passes over memory; all others are "gpu" on an NVIDIA
+        GPU, else "reference".
 
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen = dispatch.chosen("greatest_view", implementation)
-    if chosen == "gpu":
-        return gpu.greatest_view(energies, pixels)
-    if chosen != "auto":
-        return reference.greatest_view(energies, pixels)
+    chosen, forms = dispatch.chosen("greatest_view", implementation), {"reference": reference, "gpu": gpu}
+    if chosen in forms:
+        return forms[chosen].greatest_view(energies, pixels)
     return jax.lax.platform_dependent(energies, pixels, cuda=gpu.greatest_view, default=reference.greatest_view)

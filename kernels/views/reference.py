@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ def blocks(hashes: jax.Array) -> jax.Array:
     return hashes
 
 
-def mixed(words: jax.Array) -> jax.Array:
+def mixed(words: Any) -> Any:
     """A permutation of 32-bit words that makes each bit depend on all bits."""
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         words = (words ^ (words >> shift)) * np.uint32(factor)

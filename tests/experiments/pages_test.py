@@ -10,6 +10,7 @@ import statistics
 import pytest
 
 from equivit import summarize
+from experiments.benchmarks import gpu
 from experiments.studies import several_seeds
 from experiments.tables.depthwise.onnx_calls import NAMES as KINDS
 from experiments.tables.jumbo import paper_numbers, timeseries
@@ -126,6 +127,30 @@ def kernels():
         kernel = found[name, "gpu"]
         rate = f"{100 * kernel['arithmetic']:.0f} %" if "linear" in name else ""
         yield [f"`{name}`", *cells, f"{100 * kernel['bandwidth']:.0f} %", rate]
+
+
+CARDS = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+
+
+def by_card(names: list[str]):
+    """Milliseconds of forward passes and gradients on each card; a cell that no card has measured is empty."""
+    found = json.loads((ROOT / "experiments/benchmarks/gpu.json").read_text())
+    for name, policy in (name.partition(", remat ")[::2] for name in names):
+        keys = [f"{name}, {task}{policy and f', remat {policy}'}" for task in ("forward", "gradient")]
+        cells = [found.get(card, {}).get(key, {}).get("milliseconds") for card in CARDS for key in keys]
+        yield [name + (policy and f", remat {policy}"), *("" if ms is None else f"{ms:.3g}" for ms in cells)]
+
+
+@table("benchmarks", "ms a block | H200, forward | gradient | H100, forward | gradient")
+def gpu_blocks():
+    cells = [cell.name for cell in gpu.gpu_cells.cells(gpu._options(["--dry"])) if cell.name.startswith("ViT-")]
+    names = dict.fromkeys(name.replace(", forward", "").replace(", gradient", "") for name in cells)
+    yield from (row for row in by_card(list(names)) if "remat" not in row[0] or any(row[1:]))
+
+
+@table("benchmarks", "ms, 128 images | H200, forward | gradient | H100, forward | gradient")
+def gpu_adaptive():
+    yield from by_card([f"{name}, {choice}" for name in gpu.gpu_cells.ADAPTIVE for choice in gpu.gpu_cells.CHOICES])
 
 
 @table("benchmarks", "block | direction | tokens | dense | octic, XLA alone | octic, kernels | dense / octic, kernels")

@@ -20,6 +20,7 @@ from kernels.norm import Norm, fork
 from kernels.norm.reference import centred, inverse_deviation, normalise, standardise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
+from kernels.octic_linear_gelu import octic_linear_gelu as octic_linear_gelu_op
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
@@ -130,6 +131,22 @@ def test_the_gelu_is_the_reference_s(m, c, f, interpreter):
     arrays = draw_arguments(Shape("", (), m, c, f), "bfloat16")
     found = jax.jit(gelu.forward)(*arrays)
     assert_near([found], [by_components(*exactly(octic_linear_gelu, *arrays))])
+
+
+def test_the_gelu_s_gradient_begins_with_the_hidden_field_that_one_kernel_writes(interpreter):
+    arrays = draw_arguments(Shape("", (3,), 37, 32, 64), "bfloat16")
+    slopes = draw([(4, 3, 37, 64), (2, 3, 37, 128)], "bfloat16", seed=7)
+    op = functools.partial(octic_linear_gelu_op, implementation="gpu")
+    assert gelu.WITH_HIDDEN in str(jax.make_jaxpr(lambda *a: jax.vjp(op, *a)[1](slopes))(*arrays))
+    found = value_and_gradient(op, arrays, slopes)
+    with jax.default_matmul_precision("highest"):
+        expected = value_and_gradient(octic_linear_gelu, widen(arrays), widen(slopes))
+    for a, b in zip(widen(found), widen(expected), strict=True):  # the hidden field is rounded, sums are of 111 rows
+        assert float(jnp.abs(a - b).max()) < 0.02 * float(jnp.abs(b).max())
+    hidden = exactly(lambda *a: by_components(*linear(a[:2], (a[2:4], a[4]))), *arrays)
+    rows_of = [a.reshape(len(a), -1, a.shape[-1]) for a in arrays[:2]]
+    lines, planes, *_ = gelu.forward_with_hidden(*rows_of, *arrays[2:])
+    assert_near([by_components(lines, planes).reshape(hidden.shape)], [hidden])
 
 
 def test_parts_of_the_same_rows_go_to_different_clusters(interpreter, monkeypatch):

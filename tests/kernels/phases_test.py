@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from equivit import costs
+from equivit.symmetry import shifts
 from kernels.phases import Moments, at_largest, pool
 from kernels.phases.cpu import by_phase, convolved, filters
 
@@ -94,7 +95,7 @@ def test_gpus_write_one_phase_alone():
     """No product of stride 1 by minimal filtering, no copy padded around the torus, no scatter."""
     x, kernel = jnp.zeros((2, 8, 6, 4)), jnp.zeros((3, 3, 4, 5))
     traced = jax.jit(at_largest).trace(x, kernel)
-    for platform, products, convolutions in (("cuda", 0, 1), ("tpu", 0, 1), ("cpu", 16, 0)):
+    for platform, products, convolutions in (("cuda", 0, 1), ("tpu", 16, 0), ("cpu", 16, 0)):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert (text.count("stablehlo.dot_general"), text.count("stablehlo.convolution")) == (products, convolutions)
     pooled = jax.jit(functools.partial(pool, stride=(2, 2), padding=(1, 1)))
@@ -103,6 +104,30 @@ def test_gpus_write_one_phase_alone():
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count('"stablehlo.gather"(') == 18  # nine taps everywhere, which are reduced, and nine at the phase
     assert "stablehlo.convolution" not in text and "stablehlo.scatter" not in text
+
+
+@pytest.mark.parametrize("form", ["reference", "gpu"])
+def test_devices_exchange_no_maps(form):
+    """A gather that is indexed by map would collect those of all devices on each."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    split, whole = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in (("data",), ()))
+
+    def program(function, shape, kernel):
+        arrays = (jax.ShapeDtypeStruct(s, jnp.float32, sharding=of) for s, of in ((shape, split), (kernel, whole)))
+        return jax.jit(function, out_shardings=split).lower(*arrays).compile().as_text()
+
+    def pooled(x, kernel):
+        one = (jnp.ones(()), jnp.zeros(()))
+        return pool((x,), (kernel,), (one,), stride=(2, 2), padding=(1, 1), implementation=form)
+
+    largest = functools.partial(at_largest, implementation=form)
+    number = 2 * len(jax.devices())
+    for text in (
+        program(largest, (number, 4, 6, 3), (2, 2, 3, 5)),
+        program(pooled, (number, 2, 4, 6, 3), (3, 3, 1, 3)),
+        program(lambda x, _: shifts.canonical(x), (number, 4, 6, 3), ()),
+    ):
+        assert not any(name in text for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
 
 
 @jax.jit

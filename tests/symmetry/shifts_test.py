@@ -255,3 +255,9 @@ def test_what_is_no_map_stride_or_option_is_told(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value) and len(str(error.value)) < 250
+
+
+def test_a_map_is_moved_by_one_gather():
+    x, by = jax.ShapeDtypeStruct((2, 6, 8, 3), jnp.float32), jax.ShapeDtypeStruct((2, 2), jnp.int32)
+    for moved in (shifts.roll, lambda x, by: shifts.component(x, by, 2)):
+        assert jax.jit(moved).lower(x, by).as_text().count('"stablehlo.gather"(') == 1

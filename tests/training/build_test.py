@@ -35,8 +35,8 @@ def test_a_train_command_resolves_its_model_once(tmp_path, monkeypatch):
     assert len(names) == 1
 
 
-@pytest.mark.parametrize(("platform", "unrolled"), [("gpu", True), ("tpu", False), ("cpu", False)])
-def test_blocks_are_written_out_in_training_on_a_gpu(monkeypatch, platform, unrolled):
+@pytest.mark.parametrize(("platform", "unrolled"), [("gpu", True), ("tpu", True), ("cpu", False)])
+def test_blocks_are_written_out_in_training_on_an_accelerator(monkeypatch, platform, unrolled):
     """If the config leaves it open."""
 
     def scans(unroll):

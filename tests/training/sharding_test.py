@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
+import kernels.mesh
 from equivit import logical
 from equivit.layers.stack import used
 from equivit.models import zoo
 from equivit.precision import AtUse
 from equivit.targets import collectives, program
 from equivit.training import sharding
-from kernels import gathering
 from tests.training import tiny
 
 
@@ -25,9 +24,9 @@ def mesh_of(**sizes):
 @pytest.mark.parametrize(
     ("shape", "stacked", "split"),
     [
-        ((6, 16, 40), 1, (None, None, ("fsdp", "hosts"))),
-        ((8, 6, 20), 1, (None, "hosts", "fsdp")),  # 20 / 4, 6 / 2
-        ((4, 2, 6, 12, 2), 2, (None, None, "hosts", "fsdp")),  # the largest that is left
+        ((6, 16, 40), 1, (None, None, ("hosts", "fsdp"))),
+        ((8, 6, 20), 1, (None, "hosts", "fsdp")),  # 20 / 4, then 6 / 2
+        ((4, 2, 6, 12, 2), 2, (None, None, "hosts", "fsdp")),
         ((2, 4, 3), 1, (None, "fsdp")),
         ((8, 3, 5), 1, ()),  # the axis of a stack stays whole
         ((8,), 1, ()),
@@ -98,6 +97,6 @@ def test_parameters_move_and_activations_stay(name, options):
 
 def test_without_gathering_activations_move(monkeypatch):
     """The test of the test: XLA by itself keeps the matrices split."""
-    monkeypatch.setattr(gathering, "needed", lambda: False)
+    monkeypatch.setattr(kernels.mesh, "splits", lambda: False)
     largest, parameter, activations = moved("vit_ti16")
     assert parameter < activations <= largest
