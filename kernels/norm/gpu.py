@@ -37,6 +37,7 @@ def _fork(norm, dtype, field):
             lines, planes, jnp.ones((4, c)), jnp.ones(2 * c), jnp.zeros(c), norm=norm, dtype=dtype
         )
 
+    field = dispatch.stored(field)  # the kernels need it in memory, where the sum after the branch then reads it
     return field, dispatch.run("norm", "gpu", plain, {"gpu": dispatch.on_rows(kernel, 2)}, field)
 
 
@@ -45,7 +46,8 @@ def _derivative(norm, dtype, fields, slopes):
     def along(field, slope):
         return jax.jvp(functools.partial(reference.fork, norm=norm, dtype=dtype), (field,), (slope,))[1]
 
-    return _fork(norm, dtype, *fields), linear(along, functools.partial(_pullback, norm, dtype), *fields, *slopes)
+    field, y = _fork(norm, dtype, *fields)
+    return (field, y), linear(along, functools.partial(_pullback, norm, dtype), field, *slopes)
 
 
 def _pullback(norm, dtype, field, gradients):
