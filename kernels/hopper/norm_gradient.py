@@ -16,7 +16,7 @@ from kernels.hopper import norm as forward
 from kernels.hopper.norm import MULTIPROCESSORS, Ref, centred, inverse_deviation, mean, read
 from kernels.norm import Norm
 
-BLOCKS = 2  # per multiprocessor, of 128 threads with 102 KB of shared memory at 160 channels
+BLOCKS = 2  # per multiprocessor, of 128 threads with up to 108 registers and 100 KB of shared memory at 160 channels
 ROWS = 4  # of a tile: one for each warp, since the field and a gradient share the registers
 SLOTS = 2  # tiles of a block that are loaded, being loaded or being stored
 
