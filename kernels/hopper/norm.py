@@ -2,8 +2,8 @@
 
 The kernel is memory-bound.  A fixed number of blocks, one warpgroup each, iterates over tiles of whole rows: the tensor
 memory accelerator (TMA) loads a tile into shared memory while the one before is in registers, 8C float32 values of each
-row.  A warp holds whole rows, so that sums over channels take shuffles only.  TMA clips the last tile, so any number of
-rows works.  It sees `planes` as [2, M, 2, C], since a box has at most 256 channels.
+row.  A warp holds whole rows, so that sums over channels take shuffles only.  TMA sees `planes` as [2, M, 2, C], since
+a box has at most 256 channels.
 """
 
 import functools
@@ -44,10 +44,14 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """`norm.normalise` with a result of the given dtype.
 
+    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
+
     Shapes: lines [4, M, C], planes [2, M, 2C], scale_lines [4, C], scale_planes [2C], bias [C] -> the field's.
     """
-    _, m, c = lines.shape
-    count = -(-m // ROWS)
+    (_, rows, c), padding = lines.shape, ((0, 0), (0, -lines.shape[1] % ROWS), (0, 0))
+    lines, planes = jnp.pad(lines, padding), jnp.pad(planes, padding)
+    m = lines.shape[1]
+    count = m // ROWS
     blocks = min(count, MULTIPROCESSORS * BLOCKS)
     y_lines, y_planes = plgpu.kernel(
         functools.partial(_body, norm, count, blocks),
@@ -74,7 +78,7 @@ def forward(
         planes.reshape(2, m, 2, c),
         *(a.reshape(-1, c).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)),
     )
-    return y_lines, y_planes.reshape(2, m, 2 * c)
+    return y_lines[:, :rows], y_planes.reshape(2, m, 2 * c)[:, :rows]
 
 
 def _body(norm, count, blocks, lines, planes, *refs):

@@ -1,7 +1,8 @@
 """The gradient of an octic field that goes on and is standardised, on a Hopper GPU (Pallas, Mosaic GPU), in one pass.
 
 The kernel is memory-bound: it reads the field and both gradients, and writes their sum at the field.  Its tiles, blocks
-and loads are as in `hopper.norm`.  The result takes the place of the gradient it is added to, in the tile's slot.
+and loads are as in `hopper.norm`.  The result takes the place of the gradient it is added to, in the tile's slot.  TMA
+clips the last tile, so any number of rows works.
 """
 
 import functools

@@ -7,8 +7,13 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import kernels
+from equivit.layers.block import Block
+from equivit.layers.parts import Parts
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
 from kernels.hopper import gelu, heads, norm, norm_gradient, residual, rows
@@ -22,6 +27,7 @@ from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
 from kernels.octic_linear_gelu import octic_linear_gelu as octic_linear_gelu_op
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
+from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
@@ -273,6 +279,21 @@ def test_a_program_for_cuda_has_the_kernels_of_a_fork_if_asked(monkeypatch):
     assert found("gpu") == [True, True] and found("auto") == [False, False]
     monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert found("gpu") == [False, False]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_block_in_training_has_the_kernels_of_its_norms(rate):
+    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(256, 2, 512))
+    x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in [(4, 2, 9, 32), (2, 2, 9, 64)]))
+    key = jax.random.key(0) if rate else None
+
+    def loss(block, x):
+        return sum(leaf.sum() for leaf in jax.tree.leaves(block(x, rate=rate, key=key)))
+
+    with kernels.using("gpu"):
+        traced = jax.jit(jax.grad(loss, argnums=1)).trace(cast(block, "bfloat16"), x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert [text.count(rf"\00{name}_mosaic_gpu\00") for name in ("octic_norm", "octic_norm_gradient")] == [2, 2]
 
 
 def test_what_is_supported():
