@@ -93,7 +93,8 @@ def _keep_compiled_programs(workdir: pathlib.Path) -> None:
     """
     import jax
 
-    if jax.default_backend() != "cpu" and jax.config.jax_compilation_cache_dir is None:
+    users: str | None = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if jax.default_backend() != "cpu" and users is None:
         jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
 
 

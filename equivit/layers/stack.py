@@ -74,13 +74,14 @@ class Stack(nnx.Module):
         `unrolled` says, for training on an accelerator, and otherwise a scan.
     """
 
+    use: Callable[[Any], Any] | None = None  # set by `used`
+
     def __init__(
         self, runs: Iterable[tuple[int, Make]], *, remat: str = "none", unroll: bool | None = None, rngs: nnx.Rngs
     ):
         errors.one_of("Stack: remat", remat, REMAT)
         runs = [(length, make) for length, make in runs if length]
         self.remat, self.unroll = remat, unroll
-        self.use: Callable[[Any], Any] | None = None  # set by `used`
         self.lengths = tuple(length for length, _ in runs)
         self.runs = nnx.List([_stacked(length, make, rngs) for length, make in runs])
 

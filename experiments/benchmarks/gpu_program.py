@@ -12,7 +12,8 @@ and input.  "kernels" are those of `kernels.using("gpu")`, which have not all ru
 import itertools
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +30,9 @@ from experiments import findings, flags
 MODELS = {
     "plain ViT-H": ("vit_h14", {}),
     "D8(ViT-H)": ("octic_vit_h14", dict(family="D8")),
-    "plain ViT-L": ("vit_l16", {}),
     "D8(ViT-L)": ("octic_vit_l16", dict(family="D8")),
 }
-DEPTH, BATCH = 4, 64
+DEPTH, BATCH, TARGET = 4, 64, targets.parse("h200x1")
 COLUMNS = dict(model="", what="", blocks="blocks", remat="remat", chosen="chosen", kernels="kernels", megabytes="MB")
 COLUMNS |= dict(floor_us="floor, us", temporary_mib="MiB", seconds="s to compile")
 
@@ -52,7 +52,8 @@ def variants() -> list[Variant]:
     loops = ("scan", "unrolled")
     forward = itertools.product(MODELS, ("forward",), loops, ("none",), ("auto", "kernels"))
     gradient = itertools.product(MODELS, ("gradient",), loops, ("none", "dots", "full"), ("auto",))
-    return [Variant(*way) for way in (*forward, *gradient) if way[-1] == "auto" or way[0].startswith("D8")]
+    both = [Variant(*way) for way in (*forward, *gradient) if way[-1] == "auto" or way[0].startswith("D8")]
+    return both + [Variant(m, "gradient", "unrolled", "none", "kernels") for m in MODELS if m.startswith("D8")]
 
 
 def main(arguments=None) -> int:
@@ -80,25 +81,40 @@ def _run(options) -> int:
 
 
 def row(variant: Variant, top: int) -> dict:
-    target, start = targets.parse("h200x1"), time.perf_counter()
-    compiled = compile_for(variant, target)
-    seconds, found = time.perf_counter() - start, targets.account(compiled.as_text() or "", target)
+    """The figures of a variant for one block; prints its `top` kernels."""
+    start, chosen = time.perf_counter(), "gpu" if variant.chosen == "kernels" else "auto"
+    with kernels.using(chosen):
+        compiled = compile_for_h200(*stack_of_blocks(variant))
+    seconds = time.perf_counter() - start
+    return dict(**variant._asdict(), **figures(compiled, DEPTH, top), seconds=seconds)
+
+
+def figures(compiled: jax.stages.Compiled, number: int, top: int = 0) -> dict:
+    """Kernels, megabytes and microseconds of a program, divided by `number`, and MiB of temporary memory."""
+    found = targets.account(compiled.as_text() or "", TARGET)
     for kernel, times in sorted(found.kernels, key=lambda pair: -found.seconds(pair[0]) * pair[1])[:top]:
-        us, each = 1e6 * found.seconds(kernel), times / DEPTH
+        us, each = 1e6 * found.seconds(kernel), times / number
         print(f"{us * each:8.1f} us  {each:5.2f} x {us:6.1f}  {kernel.bytes / 1e6:7.1f} MB  {kernel.label}")
-    statistics = compiled.memory_analysis()
+    statistics: Any = compiled.memory_analysis()
     return dict(
-        **variant._asdict(),
-        kernels=found.launches / DEPTH,
-        megabytes=found.bytes / DEPTH / 1e6,
-        floor_us=1e6 * found.floor / DEPTH,
+        kernels=found.launches / number,
+        megabytes=found.bytes / number / 1e6,
+        floor_us=1e6 * found.floor / number,
         temporary_mib=statistics.temp_size_in_bytes / 2**20,
-        seconds=seconds,
     )
 
 
-def compile_for(variant: Variant, target: targets.Target) -> jax.stages.Compiled:
-    """The program of the blocks alone, without embedding and head."""
+def compile_for_h200(function: Callable, arguments: tuple) -> jax.stages.Compiled:
+    """The program of a function of abstract arguments for one card."""
+    mesh = jax.sharding.Mesh(targets.devices(TARGET), ("data",))
+    place = jax.NamedSharding(mesh, jax.P())
+    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), arguments)
+    with targets.lowering_for(TARGET):
+        return targets.compiled(jax.jit(function, out_shardings=place).lower(*placed))
+
+
+def stack_of_blocks(variant: Variant) -> tuple[Callable, tuple]:
+    """A function of the blocks alone, without embedding and head, and its arguments."""
     name, options = MODELS[variant.model]
     config = zoo.configuration(name, **options)
     blocks = zoo.abstract(name, **options, depth=DEPTH, remat=variant.remat, unroll=variant.blocks == "unrolled").blocks
@@ -113,12 +129,7 @@ def compile_for(variant: Variant, target: targets.Target) -> jax.stages.Compiled
     def loss(state, x):
         return sum(jnp.square(leaf).mean() for leaf in jax.tree.leaves(forward(state, x)))
 
-    function = forward if variant.what == "forward" else jax.grad(loss, argnums=(0, 1))
-    mesh = jax.sharding.Mesh(targets.devices(target), ("data",))
-    place = jax.NamedSharding(mesh, jax.P())
-    arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), (state, x))
-    with targets.lowering_for(target), kernels.using("gpu" if variant.chosen == "kernels" else "auto"):
-        return targets.compiled(jax.jit(function, out_shardings=place).lower(*arguments))
+    return (forward if variant.what == "forward" else jax.grad(loss, argnums=(0, 1))), (state, x)
 
 
 if __name__ == "__main__":

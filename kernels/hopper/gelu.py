@@ -119,8 +119,8 @@ def _store(sums, stage, results, row, column):
 
 def _store_with_hidden(sums, stage, results, row, column):
     h = _components(sums)
-    _store_field(h, stage, *results[:2], row, column)
-    _store_field(octic_gelu(h), stage, *results[2:], row, column)
+    _store_field(h, stage, results[0], results[1], row, column)
+    _store_field(octic_gelu(h), stage, results[2], results[3], row, column)
 
 
 def _store_field(values, stage, lines, planes, row, column):

@@ -17,16 +17,17 @@ from kernels.isotypic_linear import Field, Linear, linear
 
 def supported(field: Field, qkv: Linear, heads: int) -> bool:
     """Whether there is a kernel for this dtype, width and number of heads."""
-    (weights, bias), width = qkv, field[0].shape[-1]
-    dtypes = {a.dtype for a in (*field, *weights)}
-    return len(field) == 2 and bias is not None and len(dtypes) == 1 and heads_kernel.supported(width, heads, *dtypes)
+    weights, bias = qkv
+    width, dtype = field[0].shape[-1], weights[0].dtype
+    octic = len(field) == 2 and bias is not None and all(a.dtype == dtype for a in (*field, *weights))
+    return octic and heads_kernel.supported(width, heads, dtype)
 
 
 def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     """Self-attention of an octic field; arguments as in `isotypic_attention`."""
-    batch = field[0].shape[1:-1]
+    batch, (weights, bias) = field[0].shape[1:-1], qkv
     rows = tuple(a.reshape(len(a), -1, a.shape[-1]) for a in field)
-    q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in _heads(heads, *rows, *qkv[0], qkv[1]))
+    q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in _heads(heads, *rows, *weights, bias))
     y = attend(q, k, v).swapaxes(-2, -3)
     y = _by_irrep(_permuted(_natural(heads, y.shape[-1]), y.reshape(-1, heads * y.shape[-1])))
     return linear(tuple(a.reshape(len(a), *batch, a.shape[-1]) for a in y), proj)

@@ -99,7 +99,7 @@ def _kernel_with_hidden(lines, *weights):
         hidden = _map(lines, planes, *weights)
         return *hidden, *d8_gelu.d8_gelu(*hidden, implementation="xla")
 
-    kernels = {"gpu": dispatch.on_rows(gelu.forward_with_hidden, 2)}
+    kernels = dispatch.by_implementation(None, dispatch.on_rows(gelu.forward_with_hidden, 2))
     return lambda *arrays: dispatch.run(NAME, "gpu", plain, kernels, arrays[:2], arrays[2:])
 
 

@@ -22,8 +22,8 @@ def joined(x: jax.Array, y: jax.Array, *, axes: str, precision: str | None, last
     The gradient of a weight is a sum over images and tokens.  XLA transposes both arrays to sum over two axes.
 
     Args:
-      last: join only so many axes, from the right.  On several devices the batch must be the first of the joined axes,
-        or all of it would move to each device; None joins all.
+      last: the number of axes to join, from the right; None joins all.  On several devices the batch must be the first
+        of them, or all of it would move to each device.
     """
     of_x, of_y, of_z = split(axes)
     summed = only(of_x, of_z)[-(last or len(of_x)) :]
