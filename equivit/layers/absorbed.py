@@ -31,6 +31,12 @@ def absorbed(norm: Any, body: Any, scale: Any) -> tuple[Any, Any]:
     return norm.standardise, body
 
 
+def read_dtype(body: Any) -> Any:
+    """The dtype in which the first map of a body reads tokens."""
+    weights, _ = getattr(body, body.MAPS[0]).arrays()
+    return weights[0].dtype
+
+
 def _after(norm, linear):
     """The map of standardised tokens: the norm's scale and bias, then the linear map."""
     weights, bias = linear.arrays()

@@ -1,6 +1,7 @@
 """The transformer block, dense or equivariant depending on the parts it is given."""
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit.layers import isotypic
-from equivit.layers.absorbed import absorbed
+from equivit.layers.absorbed import absorbed, read_dtype
 from equivit.layers.dropout import Key, Rate, dropout
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
@@ -31,7 +32,11 @@ class Branch(NamedTuple):
     scale: Callable | None
 
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
-        return _applied(layout, False, self, x) if hasattr(self.body, "MAPS") else _by_parts(layout, False, self, x)
+        return self.forked(x, layout)[1]
+
+    def forked(self, x: Any, layout: Layout | None = None) -> tuple[Any, Any]:
+        """x and the branch, the terms of a residual sum; the norm's kernel, if any, adds their gradients."""
+        return _forked(layout, self, x) if hasattr(self.body, "MAPS") else (x, _by_parts(layout, self, x))
 
     def added(
         self, x: Any, layout: Layout | None = None, entries: float = 0.0, rate: Rate = 0.0, key: Key = None
@@ -40,9 +45,10 @@ class Branch(NamedTuple):
 
         Without a key it is one operation for an octic block if `kernels.using` selects it.
         """
-        if key is not None:
-            return x + branch_path(self(x, layout), entries, rate, key)
-        return _applied(layout, True, self, x) if hasattr(self.body, "MAPS") else _by_parts(layout, True, self, x)
+        if key is None and hasattr(self.body, "MAPS"):
+            return _added(layout, self, x)
+        x, y = self.forked(x, layout)
+        return x + branch_path(y, entries, rate, key)
 
     def kernel(self, x: Any) -> Callable | None:
         """`added` as one operation on the arrays of a field, if the parts belong to an octic block."""
@@ -61,29 +67,37 @@ class Branch(NamedTuple):
         return None
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _applied(layout, adds, branch, x):
-    """The branch, added to x if `adds`."""
-    kernel = branch.kernel(x) if adds and AUTO.get() in FUSED else None
-    return _by_parts(layout, adds, branch, x) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _added(layout, branch, x):
+    kernel = branch.kernel(x) if AUTO.get() in FUSED else None
+    return x + _by_parts(layout, branch, x) if kernel is None else Isotypic(*kernel(x.lines, x.planes))
 
 
-@_applied.defjvp
-def _derivative(layout, adds, primals, tangents):
+@_added.defjvp
+def _derivative_of_sum(layout, primals, tangents):
+    return jax.jvp(lambda branch, x: operator.add(*_forked(layout, branch, x)), primals, tangents)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _forked(layout, branch, x):
+    return x, _by_parts(layout, branch, x)
+
+
+@_forked.defjvp
+def _derivative(layout, primals, tangents):
     def equal(branch, x):
         norm, body = absorbed(*branch)
-        y, scale = body(norm(x), layout), branch.scale
-        y = y if scale is None else y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype))
-        return x + y if adds else y
+        x, z = norm.fork(x, read_dtype(body))
+        y, scale = body(z, layout), branch.scale
+        return x, y if scale is None else y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype))
 
     return jax.jvp(equal, primals, tangents)
 
 
-def _by_parts(layout, adds, branch, x):
+def _by_parts(layout, branch, x):
     norm, body, scale = branch
     y = body(norm(x), layout)
-    y = y if scale is None else scale(y)
-    return x + y if adds else y
+    return y if scale is None else scale(y)
 
 
 def branch_path(branch: Any, entries: float, rate: Rate, key: Key) -> Any:

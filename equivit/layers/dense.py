@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
 from equivit import errors
 from equivit.layers.grid import Layout
@@ -113,6 +114,10 @@ class Standardise:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return _normalised(self.eps, x)
+
+    def fork(self, x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+        """x, and the standardised tokens in a dtype."""
+        return x, self(x).astype(dtype)
 
 
 class LayerScale(nnx.Module):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from equivit import errors
 from equivit.layers import dense
@@ -24,7 +25,7 @@ from kernels.attention import weights
 from kernels.d8_gelu import d8_gelu
 from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
 from kernels.isotypic_linear import add_to_first, linear
-from kernels.norm import Norm, normalise, standardise
+from kernels.norm import Norm, fork, normalise, standardise
 from kernels.octic_linear_gelu import octic_linear_gelu
 
 
@@ -129,6 +130,12 @@ class Standardise:
     def __call__(self, x: Isotypic) -> Isotypic:
         leaves, structure = jax.tree.flatten(x)
         return jax.tree.unflatten(structure, standardise(tuple(leaves), self.constants))
+
+    def fork(self, x: Isotypic, dtype: DTypeLike) -> tuple[Isotypic, Isotypic]:
+        """x, and the standardised field in a dtype."""
+        leaves, structure = jax.tree.flatten(x)
+        x, z = (jax.tree.unflatten(structure, y) for y in fork(tuple(leaves), self.constants, dtype))
+        return x, z
 
 
 class LayerScale(nnx.Module):

@@ -1,1 +1,1 @@
-"""Kernels of octic fields for Hopper GPUs (Pallas, Mosaic GPU), the parts of `octic_branch` on them."""
+"""Kernels of octic fields for Hopper GPUs (Pallas, Mosaic GPU), the parts of octic branches on them."""

@@ -2,11 +2,12 @@
 
 The kernel is memory-bound.  A fixed number of blocks, one warpgroup each, iterates over tiles of whole rows: the tensor
 memory accelerator (TMA) loads a tile into shared memory while the one before is in registers, 8C float32 values of each
-row.  A warp holds whole rows, so that sums over channels take shuffles only.  TMA clips the last tile, so any number of
-rows works.  It sees `planes` as [2, M, 2, C], since a box has at most 256 channels.
+row.  A warp holds whole rows, so that sums over channels take shuffles only.  TMA sees `planes` as [2, M, 2, C], since
+a box has at most 256 channels.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,6 +22,7 @@ BLOCKS = 2  # per multiprocessor, of 128 threads with up to 168 registers and 10
 ROWS = 8  # of a tile: two for each warp
 SLOTS = 2  # tiles of a block that are loaded or being loaded
 WIDEST = 160  # most channels: 80 registers of a thread hold a tile
+Ref = Any  # an array in memory, as Pallas passes it to a kernel
 # Each of the four warps holds rows of its own, 32 channels at a time, so that reading them meets no bank conflict.
 LAYOUT = plgpu.Layout.TILED(plgpu.Tiling(((4, 32), (1,))), warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
@@ -42,10 +44,14 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """`norm.normalise` with a result of the given dtype.
 
+    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
+
     Shapes: lines [4, M, C], planes [2, M, 2C], scale_lines [4, C], scale_planes [2C], bias [C] -> the field's.
     """
-    _, m, c = lines.shape
-    count = -(-m // ROWS)
+    (_, rows, c), padding = lines.shape, ((0, 0), (0, -lines.shape[1] % ROWS), (0, 0))
+    lines, planes = jnp.pad(lines, padding), jnp.pad(planes, padding)
+    m = lines.shape[1]
+    count = m // ROWS
     blocks = min(count, MULTIPROCESSORS * BLOCKS)
     y_lines, y_planes = plgpu.kernel(
         functools.partial(_body, norm, count, blocks),
@@ -72,7 +78,7 @@ def forward(
         planes.reshape(2, m, 2, c),
         *(a.reshape(-1, c).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)),
     )
-    return y_lines, y_planes.reshape(2, m, 2 * c)
+    return y_lines[:, :rows], y_planes.reshape(2, m, 2 * c)[:, :rows]
 
 
 def _body(norm, count, blocks, lines, planes, *refs):
@@ -114,27 +120,47 @@ def _body(norm, count, blocks, lines, planes, *refs):
 
 def _normalised(norm, lines, planes, parameters):
     """The eight components of a tile, [rows, C] each: the lines, then both copies of row 0 and of row 1 of E."""
-    c = lines.shape[-1]
-
-    def read(ref):
-        return plgpu.layout_cast(ref[...], LAYOUT).astype(jnp.float32)
-
-    def over_channels(x):
-        return jax.lax.broadcast_in_dim(x, (ROWS, c), (0,))
+    rows, c = lines.shape[1:]
+    values = centred(lines, planes)
+    inverse = inverse_deviation(values, norm)
+    scale_lines, scale_planes, bias = parameters
 
     def over_rows(x):
-        return jax.lax.broadcast_in_dim(x, (ROWS, c), (1,))
+        return jax.lax.broadcast_in_dim(x, (rows, c), (1,))
 
-    values = [read(lines.at[i]) for i in range(4)]
-    values = [x - over_channels(x.sum(1) * (1 / c)) for x in values]
-    for row in range(2):
-        copies = [read(planes.at[row, :, copy]) for copy in range(2)]
-        mean = over_channels((copies[0] + copies[1]).sum(1) * (0.5 / c))
-        values += [x - mean for x in copies]
-    squares = [x * x for x in values]
-    total = sum(squares[1:4], squares[0]) + (norm.row_weight / 2) * sum(squares[5:], squares[4])
-    inverse = over_channels(jax.lax.rsqrt((total.sum(1) * (1 / c) + norm.eps) * (1 / 8)))
-    scale_lines, scale_planes, bias = parameters
     scales = [over_rows(scale_lines[i]) for i in range(4)] + [over_rows(scale_planes[i % 2]) for i in range(4)]
     results = [x * inverse * scale for x, scale in zip(values, scales, strict=True)]
     return results[0] + over_rows(bias[0]), *results[1:]
+
+
+def centred(lines: Ref, planes: Ref) -> list[jax.Array]:
+    """The eight components of a tile in shared memory, minus the mean of their irrep: [rows, C] each, in registers.
+
+    Args:
+      lines: [4, rows, C].
+      planes: [2, rows, 2, C].
+    """
+    values = [read(lines.at[i]) for i in range(4)]
+    values = [x - mean(x) for x in values]
+    for row in range(2):
+        copies = [read(planes.at[row, :, copy]) for copy in range(2)]
+        of_both = 0.5 * mean(copies[0] + copies[1])
+        values += [x - of_both for x in copies]
+    return values
+
+
+def inverse_deviation(values: list[jax.Array], norm: Norm) -> jax.Array:
+    """1 / sigma of each row of a centred tile, repeated over channels."""
+    squares = [x * x for x in values]
+    total = sum(squares[1:4], squares[0]) + (norm.row_weight / 2) * sum(squares[5:], squares[4])
+    return jax.lax.rsqrt((mean(total) + norm.eps) * (1 / 8))
+
+
+def read(ref: Ref) -> jax.Array:
+    """An array [rows, C] of shared memory, in float32."""
+    return plgpu.layout_cast(ref[...], LAYOUT).astype(jnp.float32)
+
+
+def mean(x: jax.Array) -> jax.Array:
+    """The mean of each row, repeated over channels."""
+    return jax.lax.broadcast_in_dim(x.sum(1) * (1 / x.shape[1]), x.shape, (0,))

@@ -7,14 +7,16 @@ Source: octic ViTs, Section 3.2.
 import functools
 
 import jax
+from jax.typing import DTypeLike
 
 from equivit.derivatives import linear
+from kernels import dispatch
 from kernels.dispatch import stored
 from kernels.isotypic_linear import Field
 from kernels.norm import reference
 from kernels.norm.reference import Norm
 
-__all__ = ["Norm", "normalise", "standardise"]
+__all__ = ["Norm", "fork", "normalise", "standardise"]
 
 
 def normalise(field: Field, scales: Field, bias: jax.Array, norm: Norm) -> Field:
@@ -40,6 +42,19 @@ def standardise(field: Field, norm: Norm) -> Field:
     """Normalise a field without scale and bias."""
     with jax.named_scope("norm"):
         return _cast(_standardised(norm, field), field)
+
+
+def fork(field: Field, norm: Norm, dtype: DTypeLike) -> tuple[Field, Field]:
+    """A field, and the field standardised in a dtype: what a residual sum x + f(standardise(x)) reads of x.
+
+    `kernels.using("gpu")` selects a kernel for each direction on a Hopper GPU: the backward one adds both gradients.
+    """
+    if dispatch.AUTO.get() == "gpu" and dispatch.hopper():
+        from kernels.norm import gpu  # deferred: other platforms need no Mosaic
+
+        if gpu.supported(field, dtype):
+            return gpu.fork(field, norm, dtype)
+    return field, tuple(a.astype(dtype) for a in standardise(field, norm))
 
 
 def _cast(result, field):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from kernels.isotypic_linear import Field, add_to_first
 
@@ -27,6 +28,11 @@ def standardise(field: Field, norm: Norm) -> Field:
     parts = centred(field)
     inverse = inverse_deviation(parts, norm)
     return tuple(a * inverse for a in parts)
+
+
+def fork(field: Field, norm: Norm, dtype: DTypeLike) -> tuple[Field, Field]:
+    """A field, and the field standardised in a dtype."""
+    return field, tuple(a.astype(dtype) for a in standardise(field, norm))
 
 
 def centred(field: Field) -> Field:

@@ -7,21 +7,27 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import kernels
+from equivit.layers.block import Block
+from equivit.layers.parts import Parts
+from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
-from kernels.hopper import gelu, heads, norm, residual, rows
+from kernels.hopper import gelu, heads, norm, norm_gradient, residual, rows
 from kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from kernels.isotypic_attention import irrep_by_irrep
 from kernels.isotypic_attention.reference import isotypic_attention as plain_attention
 from kernels.isotypic_linear import linear
-from kernels.norm import Norm
-from kernels.norm.reference import normalise
+from kernels.norm import Norm, fork
+from kernels.norm.reference import centred, inverse_deviation, normalise, standardise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
 from kernels.octic_linear_gelu import octic_linear_gelu as octic_linear_gelu_op
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
+from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
@@ -34,6 +40,7 @@ def interpreter(monkeypatch):
         pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
     monkeypatch.setattr(norm, "MULTIPROCESSORS", 1)
     monkeypatch.setattr(norm, "BLOCKS", 1)
+    monkeypatch.setattr(norm_gradient, "MULTIPROCESSORS", 1)
     monkeypatch.setattr(residual, "MULTIPROCESSORS", residual.CLUSTER)
     monkeypatch.setattr(rows, "MULTIPROCESSORS", rows.CLUSTER)
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
@@ -52,6 +59,32 @@ def test_the_norm_is_the_reference_s(m, c, dtype, interpreter):
     found = jax.jit(functools.partial(norm.forward, norm=NORM, dtype=jnp.bfloat16))(*field, *vectors)
     scale_lines, scale_planes, bias = vectors
     assert_near(found, normalise(widen(field), (scale_lines, scale_planes), bias, NORM), absolute=1e-5)
+
+
+@pytest.mark.parametrize(
+    "m, c, dtype, narrow",
+    [(37, 160, "float32", "bfloat16"), (3, 96, "bfloat16", "bfloat16"), (21, 128, "float32", "float32")],
+)
+def test_the_gradient_of_the_norm_is_the_reference_s(m, c, dtype, narrow, interpreter):
+    draws = [draw([(4, m, c), (2, m, 2 * c)], dtype, seed) for seed, dtype in enumerate((dtype, dtype, narrow))]
+    field, kept, of_standardised = draws
+    constants = Norm(eps=3.0, row_weight=0.7)  # both matter
+    found = jax.jit(functools.partial(norm_gradient.backward, norm=constants))(*field, *kept, *of_standardised)
+    assert {y.dtype for y in found} == {jnp.dtype(dtype)}
+    field, kept, of_standardised = map(widen, draws)
+
+    def expected(constants):
+        (pulled,) = jax.vjp(lambda field: standardise(field, constants), field)[1](of_standardised)
+        return jax.tree.map(jnp.add, kept, pulled)
+
+    assert_near(found, expected(constants), absolute=1e-5)
+    wrong = {"weight of rows of E": expected(Norm(3.0, 0.5)), "epsilon": expected(Norm(0.3, 0.7))}
+    wrong["gradient of the field"] = jax.tree.map(jnp.subtract, expected(constants), kept)
+    inverse = inverse_deviation(centred(field), constants)
+    scaled = tuple(a * inverse for a in centred(of_standardised))
+    wrong["projection"] = jax.tree.map(jnp.add, kept, scaled)
+    for name, other in wrong.items():
+        assert max(np.abs(a - b).max() for a, b in zip(widen(found), other, strict=True)) > 0.1, name
 
 
 def by_components(lines, planes):
@@ -215,12 +248,62 @@ def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
     assert found(branch) == []
 
 
+def fork_and_gradient(field, kept, of_standardised):
+    """Both results of the operation, and the gradient of the field from both of theirs."""
+    results, pull = jax.vjp(lambda field: fork(field, NORM, of_standardised[0].dtype), field)
+    return results, pull((kept, of_standardised))[0]
+
+
+def test_the_kernels_of_a_fork_run_if_asked_and_have_derivatives(interpreter):
+    shapes = [(4, 2, 5, 32), (2, 2, 5, 64)]
+    arrays = [draw(shapes, dtype, seed) for seed, dtype in enumerate(("float32", "float32", "bfloat16"))]
+    apart = jax.vmap(fork_and_gradient, 1, 1)  # a kernel sees both images as one batch
+    expected, slopes = fork_and_gradient(*arrays), jax.jvp(fork_and_gradient, arrays, arrays)
+    with kernels.using("gpu"):
+        found, along = jax.jit(apart)(*arrays), jax.jvp(fork_and_gradient, arrays, arrays)
+    for a, b in zip(*map(jax.tree.leaves, ((found, along), (expected, slopes))), strict=True):
+        assert_near([a], [b], absolute=2e-5)
+
+
+def test_a_program_for_cuda_has_the_kernels_of_a_fork_if_asked(monkeypatch):
+    shapes = Shape("", (8,), 197, 96, 384).field(96)
+    dtypes = (jnp.float32, jnp.float32, jnp.bfloat16)
+    arrays = [tuple(jax.ShapeDtypeStruct(s, dtype) for s in shapes) for dtype in dtypes]
+
+    def found(using):
+        with kernels.using(using):
+            traced = jax.jit(lambda *a: fork_and_gradient(*a)).trace(*arrays)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        return [rf"\00{name}_mosaic_gpu\00" in text for name in ("octic_norm", "octic_norm_gradient")]
+
+    assert found("gpu") == [True, True] and found("auto") == [False, False]
+    monkeypatch.setattr(dispatch, "hopper", lambda: False)
+    assert found("gpu") == [False, False]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_block_in_training_has_the_kernels_of_its_norms(rate):
+    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(256, 2, 512))
+    x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in [(4, 2, 9, 32), (2, 2, 9, 64)]))
+    key = jax.random.key(0) if rate else None
+
+    def loss(block, x):
+        return sum(leaf.sum() for leaf in jax.tree.leaves(block(x, rate=rate, key=key)))
+
+    with kernels.using("gpu"):
+        traced = jax.jit(jax.grad(loss, argnums=1)).trace(cast(block, "bfloat16"), x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert [text.count(rf"\00{name}_mosaic_gpu\00") for name in ("octic_norm", "octic_norm_gradient")] == [2, 2]
+
+
 def test_what_is_supported():
     for c, f in ((96, 384), (128, 512), (160, 640)):  # ViT-B, ViT-L, ViT-H
         assert norm.supported(c, jnp.float32) and residual.supported(f, c, jnp.bfloat16, jnp.float32)
         assert gelu.supported(c, f, jnp.bfloat16) and not gelu.supported(c, f, jnp.float32)
     assert all(heads.supported(c, n, jnp.bfloat16) for c, n in ((96, 12), (128, 16), (128, 8), (160, 16)))
     assert not norm.supported(48, jnp.float32)  # a warp holds 32 channels
+    assert norm_gradient.supported(160, jnp.float32, jnp.bfloat16)
+    assert not norm_gradient.supported(160, jnp.float32, jnp.float16)
     assert not gelu.supported(208, 1024, jnp.bfloat16)  # ViT-G: shared memory does not hold 64 rows
     assert not heads.supported(208, 16, jnp.bfloat16) and not heads.supported(96, 8, jnp.bfloat16)  # 13 and 12 channels
     for c in (96, 128, 160):  # a register of a thread holds what a tile needs, and shared memory what is staged

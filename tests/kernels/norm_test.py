@@ -26,26 +26,43 @@ def draw(shapes, seed=0):
     return tuple(2 + normal(*shape, dtype="float64", seed=seed + i) for i, shape in enumerate(shapes))
 
 
+def derivatives(function, field, slope):
+    """Values and derivatives of all modes of a function from a field to a field, or a pair of them."""
+    slopes = jax.tree.map(lambda y: jnp.cos(3 * jnp.arange(y.size)).reshape(y.shape), jax.eval_shape(function, field))
+
+    def inner(field):
+        pairs = zip(*map(jax.tree.leaves, (function(field), slopes)), strict=True)
+        return sum((jnp.sin(y) * s).sum() for y, s in pairs)
+
+    y, pull = jax.vjp(function, field)
+    along = jax.jvp(function, (field,), (slope,))
+    twice = jax.jvp(jax.grad(inner), (field,), (slope,))
+    batched = jax.vmap(jax.grad(inner))(jax.tree.map(lambda a: jnp.stack([a, 3 * a]), field))
+    return y, pull(slopes), along, twice, batched
+
+
+PAIRS = {
+    "standardise": (norm.standardise, reference.standardise),
+    "fork": (functools.partial(norm.fork, dtype="float64"), lambda x, norm: (x, reference.standardise(x, norm))),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("shapes", FIELDS.values(), ids=FIELDS)
-def test_every_derivative_is_that_of_the_definition(shapes):
+def test_every_derivative_is_that_of_the_definition(shapes, name):
     field, slope = draw(shapes), draw(shapes, seed=5)
+    found, expected = (derivatives(functools.partial(f, norm=NORM), field, slope) for f in PAIRS[name])
+    chex.assert_trees_all_close(found, expected, **TOLERANCE)
 
-    def derivatives(function):
-        def inner(field):
-            return sum((jnp.sin(y) * s).sum() for y, s in zip(function(field, NORM), slope, strict=True))
 
-        y, pull = jax.vjp(lambda field: function(field, NORM), field)
-        along = jax.jvp(lambda field: function(field, NORM), (field,), (slope,))
-        twice = jax.jvp(jax.grad(inner), (field,), (slope,))
-        return (
-            y,
-            pull(slope),
-            along,
-            twice,
-            jax.vmap(jax.grad(inner))(jax.tree.map(lambda a: jnp.stack([a, 3 * a]), field)),
-        )
-
-    chex.assert_trees_all_close(derivatives(norm.standardise), derivatives(reference.standardise), **TOLERANCE)
+def test_a_fork_s_gradients_have_the_dtypes_of_its_results():
+    field = tuple(a.astype(jnp.float32) for a in draw(FIELDS["octic"]))
+    (same, y), pull = jax.vjp(lambda field: norm.fork(field, NORM, jnp.bfloat16), field)
+    chex.assert_trees_all_equal(same, field)
+    assert {a.dtype for a in y} == {jnp.dtype("bfloat16")}
+    (alone,), (both,) = pull((jax.tree.map(jnp.zeros_like, field), y)), pull((field, y))
+    assert {a.dtype for a in both} == {jnp.dtype("float32")}
+    chex.assert_trees_all_equal(both, tuple(a + b for a, b in zip(field, alone, strict=True)))
 
 
 def test_a_scale_and_a_bias_are_applied():

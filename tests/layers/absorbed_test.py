@@ -10,7 +10,7 @@ from flax import nnx
 
 from equivit import testing
 from equivit.layers.absorbed import absorbed
-from equivit.layers.block import Block
+from equivit.layers.block import Block, branch_path
 from equivit.layers.parts import Parts, identity
 from equivit.symmetry.groups import FLIP, OCTIC
 from tests.drawing import cast, normal
@@ -62,6 +62,21 @@ def test_values_and_gradients_of_a_block_are_those_of_its_equation(group, option
     block, x = block_and_tokens(group, options)
     found = value_and_gradients(lambda block, x: block(x), block, x)
     chex.assert_trees_all_close(found, value_and_gradients(plain, block, x), **TOLERANCE)
+
+
+@pytest.mark.parametrize(("group", "options"), CASES[:1] + CASES[4:5])
+def test_a_path_is_that_of_the_equation(group, options):
+    """Dropout of a quarter of the entries, then of half of the branches; a drop of all is no test."""
+    block, x = block_and_tokens(group, options)
+    block.dropout, keys = 0.25, jax.random.split(key := jax.random.key(3))
+
+    def dropped(block, x):
+        x = x + branch_path(block.scale1(block.attention(block.norm1(x))), 0.25, 0.5, keys[0])
+        return x + branch_path(block.scale2(block.mlp(block.norm2(x))), 0.25, 0.5, keys[1])
+
+    found = value_and_gradients(lambda block, x: block(x, rate=0.5, key=key), block, x)
+    chex.assert_trees_all_close(found, value_and_gradients(dropped, block, x), **TOLERANCE)
+    assert all(jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(found[1][0]))
 
 
 @pytest.mark.parametrize(("group", "options"), CASES[:1] + CASES[4:5])
