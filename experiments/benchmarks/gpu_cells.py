@@ -23,6 +23,7 @@ from experiments import compiled_models, machine, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC
 from experiments.tables.adaptive.speed import VARIANTS
+from kernels import using
 
 BATCH, DEPTH, IMAGES = 64, 8, 128  # images and blocks of a stack, images of adaptive models
 SIZES = {"ViT-H/14": "h14", "ViT-L/16": "l16"}
@@ -53,7 +54,8 @@ class Cell(NamedTuple):
 
 def cells(options) -> list[Cell]:
     """All cells, in the order of their importance."""
-    return [*blocks(("none",)), *peers(options), *blocks(("dots", "full")), *kernels(), *adaptive(), *steps()]
+    first = [*blocks(("none",)), *hopper(), *peers(options)]
+    return [*first, *blocks(("dots", "full")), *kernels(), *adaptive(), *steps()]
 
 
 def blocks(policies: tuple[str, ...]) -> Iterator[Cell]:
@@ -66,6 +68,12 @@ def blocks(policies: tuple[str, ...]) -> Iterator[Cell]:
         yield Cell(name, functools.partial(_block, size, precision, family, task, form, remat))
 
 
+def hopper() -> Iterator[Cell]:
+    """Octic blocks by the kernels of `kernels.using("gpu")`: times, and deviations from those of "auto"."""
+    for size, task in itertools.product(SIZES, TASKS):
+        yield Cell(f"{size}, D8, mixed, unrolled, kernels, {task}", functools.partial(_hopper, size, task))
+
+
 def peers(options) -> Iterator[Cell]:
     """Stacks of the peers' blocks, in bfloat16 by autocast, under torch.compile."""
     for size, kind, task in itertools.product(SIZES, PEERS, TASKS):
@@ -74,10 +82,7 @@ def peers(options) -> Iterator[Cell]:
 
 
 def kernels() -> Iterator[Cell]:
-    """Each kernel of an octic block beside its reference: times and deviations.
-
-    The tile sizes of a kernel that offers a table of them belong here too.
-    """
+    """Each kernel of an octic block that "auto" takes beside its reference; `hopper_tiles.py` tries tiles of others."""
     for shape, operation in itertools.product(("ViT-H", "ViT-L"), kernel_speed.OPERATIONS):
         yield Cell(f"kernel, {operation}, {shape}", functools.partial(_kernel, shape, operation))
 
@@ -96,6 +101,27 @@ def steps() -> Iterator[Cell]:
 
 def _block(size, precision, family, task, form, remat, options) -> dict[str, Any]:
     """Milliseconds of a block, and the temporary bytes of the stack."""
+    function, arguments, depth = _stack(size, precision, family, task, form, remat, options)
+    found = _timed(function, arguments, options)
+    return found | dict(milliseconds=found["milliseconds"] / depth)
+
+
+def _hopper(size, task, options) -> dict[str, Any]:
+    """The same by kernels, with the largest deviation of each result from that of "auto", relative to its largest."""
+    function, arguments, depth = _stack(size, "mixed", "D8", task, "unrolled", "none", options)
+
+    def by_kernels(*arguments):
+        with using("interpret" if options.quick else "gpu"):
+            return function(*arguments)
+
+    pairs = zip(*(jax.tree.leaves(jax.jit(f)(*arguments)) for f in (by_kernels, function)), strict=True)
+    deviations = [float(jnp.abs(a.astype(float) - b).max() / jnp.abs(b).max()) for a, b in pairs]
+    found = _timed(by_kernels, arguments, options)
+    return found | dict(milliseconds=found["milliseconds"] / depth, deviation=max(deviations))
+
+
+def _stack(size, precision, family, task, form, remat, options):
+    """A function of a stack of blocks, its arguments, and the number of blocks."""
     flavour, extra = FAMILIES[family]
     depth = 2 if options.quick else DEPTH
     extra = extra | (TINY_BLOCKS if options.quick else {})
@@ -110,8 +136,7 @@ def _block(size, precision, family, task, form, remat, options) -> dict[str, Any
     def forward(state, x):
         return cast(nnx.merge(graph, state), precision)(x)[0]
 
-    found = _timed(forward if task == "forward" else _gradient(forward), (state, x), options)
-    return found | dict(milliseconds=found["milliseconds"] / depth)
+    return (forward if task == "forward" else _gradient(forward)), (state, x), depth
 
 
 def _adaptive(name, task, variant, options) -> dict[str, Any]:

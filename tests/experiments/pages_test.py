@@ -148,6 +148,14 @@ def gpu_blocks():
     yield from (row for row in by_card(list(names)) if "remat" not in row[0] or any(row[1:]))
 
 
+@table("benchmarks", "block | pass | blocks | remat | chosen by | kernels | MB | floor, us | MiB, 4 blocks")
+def gpu_programs():
+    for row in entry("benchmarks/gpu_program")["rows"]:
+        cells = [f"{row[key]:,.0f}" for key in ("kernels", "megabytes", "floor_us", "temporary_mib")]
+        by = {"auto": "`auto`", "kernels": "`gpu`"}[row["chosen"]]
+        yield [row["model"], row["what"], row["blocks"], row["remat"], by, *cells]
+
+
 @table("benchmarks", "ms, 128 images | H200, forward | gradient | H100, forward | gradient")
 def gpu_adaptive():
     yield from by_card([f"{name}, {choice}" for name in gpu.gpu_cells.ADAPTIVE for choice in gpu.gpu_cells.CHOICES])

@@ -13,6 +13,7 @@ from tests.experiments.scripts import ONCE, status
 KINDS = (
     "ViT-H/14, D8, mixed, scan, gradient, remat dots",
     "ViT-L/16, plain, bfloat16, unrolled, forward",
+    "ViT-L/16, D8, mixed, unrolled, kernels, forward",
     "ViT-H/14, PyTorch, plain, gradient",
     "kernel, d8_gelu gradient, ViT-H",
     "swin_t, by input, gradient",
@@ -40,6 +41,8 @@ def test_every_kind_of_cell(chosen, tmp_path, capsys):
     assert set(found) == set(KINDS) and all(cell["commit"] for cell in found.values())
     assert found["ViT-H/14, PyTorch, plain, gradient"]["milliseconds"] == 1 + 2 * 2
     assert all(cell.get("milliseconds", 1) > 0 for cell in found.values())
+    # Products of a stack of two blocks, rounded to bfloat16 at other places.
+    assert 0 < found["ViT-L/16, D8, mixed, unrolled, kernels, forward"]["deviation"] < 0.01
     assert {row["variant"] for row in found["kernel, d8_gelu gradient, ViT-H"]["rows"]} == {"xla", "eight"}
     capsys.readouterr()
     assert status(gpu, [f"--output={output}", "--dry"]) == 0
