@@ -69,8 +69,12 @@ def _standardised(norm, field):
 def _with_inverse(norm, field):
     """The standardised field and 1 / sigma, which on a GPU one pass finds: otherwise two would each read all."""
     parts = reference.centred(field)
-    inverse = stored(reference.inverse_deviation(parts, norm))
+    inverse = _once(reference.inverse_deviation(parts, norm), field)
     return tuple(a * inverse for a in parts), inverse
+
+
+def _once(of_tokens, field):
+    return stored(of_tokens) if len(field) > 1 else of_tokens
 
 
 @_standardised.defjvp
@@ -100,5 +104,5 @@ def _projected(residuals, slopes, summed, subtracted):
     field, inverse = residuals
     y, centred = [a * inverse for a in reference.centred(field)], reference.centred(slopes)
     total = reference.weighted_means((a * b for a, b in zip(y, centred, strict=True)), summed)
-    total = stored(total / reference.order(field))
+    total = _once(total / reference.order(field), field)
     return tuple(inverse * (b - a * (weight * total)) for a, b, weight in zip(y, centred, subtracted, strict=False))

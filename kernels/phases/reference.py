@@ -1,6 +1,7 @@
 """All phases of a strided convolution are the convolution of stride 1: the definitions."""
 
 import functools
+import math
 import operator
 from typing import Any
 
@@ -60,8 +61,8 @@ def affine_of(y: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:
 def squares(y: jax.Array, stride: Pair) -> jax.Array:
     """The squared l2 norm of each phase over all channels and heads: [B, *heads, H, W, D] -> [B, sh sw]."""
     (sh, sw), energies = stride, jnp.square(y).sum(-1)
-    b, *_, h, w = energies.shape
-    return energies.reshape(b, -1, h // sh, sh, w // sw, sw).sum((1, 2, 4)).reshape(b, sh * sw)
+    b, *heads, h, w = energies.shape
+    return energies.reshape(b, math.prod(heads), h // sh, sh, w // sw, sw).sum((1, 2, 4)).reshape(b, sh * sw)
 
 
 def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:

@@ -95,7 +95,7 @@ def test_groups_make_another_model():
 def test_groups_of_their_own_need_no_other_device():
     """Forward, and back to the images; a norm of the whole batch needs sums over the devices."""
     mesh = mesh_of(8, 1)
-    rows = NamedSharding(mesh, sharding.BATCH)
+    rows = NamedSharding(mesh, sharding.batch(mesh))
     images = jax.ShapeDtypeStruct((IMAGES, tiny.SIDE, tiny.SIDE, 1), jnp.float32, sharding=rows)
 
     def text(groups):
