@@ -5,6 +5,7 @@ queries, keys and values, back to irreps; its transpose is the gather of the inv
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,8 @@ def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     batch = field[0].shape[1:-1]
     weights, bias = qkv
     rows = tuple(a.reshape(len(a), -1, a.shape[-1]) for a in field)
-    q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in _heads(heads, *rows, *weights, bias))
+    vectors: Any = _heads(heads, *rows, *weights, bias)
+    q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in vectors)
     y = attend(q, k, v).swapaxes(-2, -3)
     y = _by_irrep(_permuted(_natural(heads, y.shape[-1]), y.reshape(-1, heads * y.shape[-1])))
     return linear(tuple(a.reshape(len(a), *batch, a.shape[-1]) for a in y), proj)
