@@ -69,7 +69,8 @@ def _run(options) -> int:
     words = set(filter(None, options.only.split(",")))
     chosen = [v for v in variants() if all(any(word in field for field in v) for word in words)]
     if not chosen:
-        raise ValueError(f"--only={options.only}: no variant has all of these words; variants are {variants()[0]}, ...")
+        known = dict.fromkeys(word for variant in variants() for word in variant)
+        raise ValueError(f"--only={options.only}: no variant has all of these words; they have {', '.join(known)}.")
     rows = []
     for variant in chosen:
         rows.append(row(variant, options.top))
