@@ -40,8 +40,9 @@ def read_dtype(body: Any) -> Any:
 def _after(norm, linear):
     """The map of standardised tokens: the norm's scale and bias, then the linear map."""
     weights, bias = linear.arrays()
-    shift = (norm.bias[...][:, None] * _wide(_invariant(weights))).sum(0)
-    weights = [_wide(w) * s[..., None] for w, s in zip(weights, norm.scales, strict=True)]
+    invariant = _wide(_invariant(weights))
+    shift = (_over(norm.bias[...], invariant, -1) * invariant).sum(0)
+    weights = [_wide(w) * _over(s, w, -1) for w, s in zip(weights, norm.scales, strict=True)]
     return _holding(linear, weights, shift if bias is None else shift + bias)
 
 
@@ -49,12 +50,18 @@ def _before(scale, linear):
     """The linear map, then the layer scale."""
     weights, bias = linear.arrays()
     bias = None if bias is None else bias * _invariant(scale.scales, vector=True)
-    return _holding(linear, [_wide(w) * s[..., None, :] for w, s in zip(weights, scale.scales, strict=True)], bias)
+    return _holding(linear, [_wide(w) * _over(s, w, -2) for w, s in zip(weights, scale.scales, strict=True)], bias)
 
 
 def _invariant(leaves, vector=False):
     """The array of the invariant component, or the only one."""
     return leaves[0] if leaves[0].ndim == 2 - vector else leaves[0][0]
+
+
+def _over(vector, weight, axis):
+    """The vector for each entry of a weight, which has one axis more."""
+    axes = [i for i in range(weight.ndim) if i != weight.ndim + axis]
+    return jax.lax.broadcast_in_dim(vector, weight.shape, axes)  # one operation, whose transpose is one sum
 
 
 def _wide(weight):

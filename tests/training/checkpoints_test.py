@@ -161,10 +161,10 @@ def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_no_damage(run, cop
 def test_where_all_are_damaged_nothing_begins_again(run, copy):
     for step in (4, 6):
         damage_largest(copy, step)
-    # Whether the byte belongs to an array or to the database around it depends on the size of compressed arrays.
-    reason = r"all .* damaged \(6: (the bits of [\w.]+ are|.*Error reading \"[\w.]+)"
     for read in (lambda: restored(copy, run[1], mesh_of(1, 1)), lambda: checkpoints.load_run(copy)):
-        with pytest.raises(checkpoint_files.NoWholeCheckpointError, match=reason):
+        with pytest.raises(
+            checkpoint_files.NoWholeCheckpointError, match=r"all .* damaged \(6: the bits of [\w.]+ are"
+        ):
             read()
     assert listing(copy) == ["4", "6"] and not (copy / "damaged").exists()
 
