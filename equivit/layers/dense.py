@@ -61,7 +61,7 @@ class Linear(nnx.Module):
         return self.weight[...], None if self.bias is None else self.bias[...]
 
     def arrays(self) -> tuple[tuple[jax.Array], jax.Array | None]:
-        """The same, with the weight in a tuple, as that of a field."""
+        """The weights, one array per leaf of a field (here one), and the bias."""
         weight, bias = self.map()
         return (weight,), bias
 

@@ -215,7 +215,7 @@ class Stack(nnx.Module):
 
 
 def used(module: M, use: Callable[[Any], Any]) -> M:
-    """A copy whose parameters pass through `use` where they are used: those of a stack one block at a time.
+    """Return a copy that applies `use` to its parameters: to each block of a stack when the block runs, to others now.
 
     Args:
       use: maps a module to one of the same structure; hashable, as it becomes a part of that structure.

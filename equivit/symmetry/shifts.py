@@ -305,7 +305,7 @@ def _take(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     def of_map(x, rows, columns):
         return x.at[rows[:, None], columns].get(mode="promise_in_bounds")
 
-    # Each device takes from its own maps; with an index of the map, it would gather those of all devices.
+    # Under `vmap` each device gathers from its own maps; an explicit batch index would move all maps to each device.
     return jax.vmap(of_map)(jnp.asarray(x), rows % x.shape[1], columns % x.shape[2])
 
 

@@ -2,8 +2,8 @@
 
     JAX_PLATFORMS=cpu python -m experiments benchmarks.adaptive_program  # about 10 minutes, without a GPU
 
-It needs JAX's CUDA plugin (docs/accelerators.md).  Batches of 128 images of the published size, float32.  A gradient is
-that of the parameters, in training mode.  `equivit.targets` explains the floor.
+It needs JAX's CUDA plugin (docs/accelerators.md).  Batches of 128 images of the published size, float32.  Gradients are
+taken with respect to the parameters, in training mode.  `equivit.targets` defines the floor.
 """
 
 import sys

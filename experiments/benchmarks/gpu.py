@@ -1,13 +1,13 @@
 """Blocks beside PyTorch, kernels, adaptive models and training steps on a GPU, most important first.
 
-    python -m experiments benchmarks.gpu --minutes=10 --peer=torch-venv/bin/python  # goes on where the last run stopped
+    python -m experiments benchmarks.gpu --minutes=10 --peer=torch-venv/bin/python  # continues where the last run stopped
     python -m experiments benchmarks.gpu --dry  # on any machine: lists the cells, and what each card has measured
     python -m experiments benchmarks.gpu --quick --output=/tmp/gpu.json  # tiny sizes on any machine; tries the script
 
 The JSON has an entry for each card, in which every cell has its commit; it is written after each cell.  A cell that is
 there is not measured again: another --output begins from the start.  The peer is a Python with torch, and timm for
-timm's blocks; --official is a clone of github.com/davnords/octic-vits for octic ones.  Times are medians; those of
-blocks are of stacks of 8, divided by 8.  No claims.
+timm's blocks; --official is a clone of github.com/davnords/octic-vits, for its octic blocks.  Times are medians.
+The time of a block is that of a stack of 8 blocks, divided by 8.  No claims.
 """
 
 import json

@@ -69,7 +69,7 @@ def blocks(policies: tuple[str, ...]) -> Iterator[Cell]:
 
 
 def hopper() -> Iterator[Cell]:
-    """Octic blocks by the kernels of `kernels.using("gpu")`: times, and deviations from those of "auto"."""
+    """Octic blocks under `kernels.using("gpu")`: their times, and how far their results are from "auto"."""
     for size, task in itertools.product(SIZES, TASKS):
         yield Cell(f"{size}, D8, mixed, unrolled, kernels, {task}", functools.partial(_hopper, size, task))
 
@@ -107,7 +107,7 @@ def _block(size, precision, family, task, form, remat, options) -> dict[str, Any
 
 
 def _hopper(size, task, options) -> dict[str, Any]:
-    """The same by kernels, with the largest deviation of each result from that of "auto", relative to its largest."""
+    """Time a block under `kernels.using("gpu")`, and compare its results with "auto" relative to the largest entry."""
     function, arguments, depth = _stack(size, "mixed", "D8", task, "unrolled", "none", options)
 
     def by_kernels(*arguments):

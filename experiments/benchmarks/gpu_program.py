@@ -3,10 +3,10 @@
     JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program  # about 10 minutes, without a GPU
     JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=D8,gradient,unrolled --top=20
 
-It needs JAX's CUDA plugin (docs/accelerators.md).  Batches of 64 images of 224 px, products in bfloat16 on a float32
-stream, parameters as in a training step; figures for one block of a stack of four.  A gradient is that of parameters
-and input.  "kernels" are those of `kernels.using("gpu")`, which have not all run on a card; others are those of
-"auto".  `equivit.targets` explains the floor.
+It needs JAX's CUDA plugin (docs/accelerators.md).  The batch has 64 images of 224 px.  Products are in bfloat16 and the
+residual stream in float32; parameters are rounded as in a training step.  Figures are for one block of a stack of four.
+Gradients are taken with respect to parameters and input.  "kernels" traces under `kernels.using("gpu")`, whose kernels
+have not all run on a GPU.  `equivit.targets` defines the floor.
 """
 
 import itertools
