@@ -1,6 +1,6 @@
 """Blocks beside PyTorch, kernels, adaptive models and training steps on a GPU, most important first.
 
-    python -m experiments benchmarks.gpu --minutes=10 --peer=torch-venv/bin/python  # continues where the last run stopped
+    python -m experiments benchmarks.gpu --minutes=10 --peer=torch-venv/bin/python  # resumes the last run
     python -m experiments benchmarks.gpu --dry  # on any machine: lists the cells, and what each card has measured
     python -m experiments benchmarks.gpu --quick --output=/tmp/gpu.json  # tiny sizes on any machine; tries the script
 
