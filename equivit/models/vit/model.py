@@ -291,8 +291,7 @@ def _modules(module: nnx.Module | None) -> tuple[nnx.Module, ...]:
 
 def _lead(position: jax.Array, leaf: jax.Array) -> jax.Array:
     """[4, N, C] -> [4, 1, ..., N, C], so that the axes of irreps align and the batch axes broadcast."""
-    extra = leaf.ndim - position.ndim
-    return position.reshape(*position.shape[:-2], *(1,) * extra, *position.shape[-2:]).astype(leaf.dtype)
+    return jnp.expand_dims(position, range(position.ndim - 2, leaf.ndim - 2)).astype(leaf.dtype)
 
 
 def _gather(leaf: jax.Array, keep: jax.Array) -> jax.Array:
