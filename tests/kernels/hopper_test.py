@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,20 +31,6 @@ from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
-
-
-@pytest.fixture
-def interpreter(monkeypatch):
-    """Kernels run in the interpreter, which also raises where two accesses race; few blocks, so that each has work."""
-    if not hasattr(plgpu, "force_gpu_interpret_mode"):
-        pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
-    monkeypatch.setattr(norm, "MULTIPROCESSORS", 1)
-    monkeypatch.setattr(norm, "BLOCKS", 1)
-    monkeypatch.setattr(norm_gradient, "MULTIPROCESSORS", 1)
-    monkeypatch.setattr(residual, "MULTIPROCESSORS", residual.CLUSTER)
-    monkeypatch.setattr(rows, "MULTIPROCESSORS", rows.CLUSTER)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-        yield
 
 
 def exactly(function, *arrays):
