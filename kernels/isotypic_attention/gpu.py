@@ -69,8 +69,9 @@ def _with_residuals(y, weights, bias):
 def _gradient_of_projected(residuals, gradients):
     field, (lines, planes), bias, y = residuals
     _, heads, width = y.shape
-    transposed = lines.swapaxes(1, 2), planes.T
-    (of_heads,) = heads_kernel.forward(*gradients, *transposed, jnp.zeros(lines.shape[1]), heads=heads)
+    d_lines, d_planes = gradients
+    no_bias = jnp.zeros(lines.shape[1])
+    (of_heads,) = heads_kernel.forward(d_lines, d_planes, lines.swapaxes(1, 2), planes.T, no_bias, heads=heads)
     weights, of_bias = jax.vjp(lambda *map: linear(field, map), (lines, planes), bias)[1](gradients)
     return of_heads, apart.natural(weights, width // 8, axis=-2), of_bias
 

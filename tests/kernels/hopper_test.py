@@ -245,14 +245,8 @@ def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
             text = jax.jit(lambda *a: function("auto", *a)).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
         return [kernel for kernel in expected if rf"\00{kernel}_mosaic_gpu\00" in text]
 
-    def gradient(*arguments):
-        loss = lambda *a: sum(y.sum() for y in branch(arguments[0], *a))  # noqa: E731
-        return jax.grad(loss)(*arguments[1:])
-
     assert found(branch) == expected
     assert found(branch, "auto") == []
-    in_training = ("octic_heads", "octic_apart")
-    assert found(gradient) == [kernel for kernel in expected if kernel in in_training]
     monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert found(branch) == []
 
@@ -290,10 +284,20 @@ def test_a_program_for_cuda_has_the_kernels_of_a_fork_if_asked(monkeypatch):
     assert found("gpu") == [False, False]
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_a_block_in_training_has_the_kernels_of_its_norms(rate):
-    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(256, 2, 512))
-    x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in [(4, 2, 9, 32), (2, 2, 9, 64)]))
+TRAINING = ["octic_norm", "octic_norm_gradient", "octic_heads", "octic_apart", gelu.WITH_HIDDEN, gelu.BACKWARD]
+
+
+@pytest.mark.parametrize(
+    "rate, width, number, hidden, expected",
+    [
+        pytest.param(0.0, 512, 4, 512, [2, 2, 2, 2, 1, 1], id="all"),
+        pytest.param(0.5, 256, 8, 384, [2, 2, 0, 0, 0, 0], id="norms alone support the widths"),
+    ],
+)
+def test_a_block_in_training_has_the_kernels_if_asked(rate, width, number, hidden, expected):
+    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(width, number, hidden))
+    shapes = Shape("", (2,), 9, width // 8, 0).field(width // 8)
+    x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     key = jax.random.key(0) if rate else None
 
     def loss(block, x):
@@ -302,7 +306,7 @@ def test_a_block_in_training_has_the_kernels_of_its_norms(rate):
     with kernels.using("gpu"):
         traced = jax.jit(jax.grad(loss, argnums=1)).trace(cast(block, "bfloat16"), x)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert [text.count(rf"\00{name}_mosaic_gpu\00") for name in ("octic_norm", "octic_norm_gradient")] == [2, 2]
+    assert [text.count(rf"\00{name}_mosaic_gpu\00") for name in TRAINING] == expected
 
 
 def test_what_is_supported():
