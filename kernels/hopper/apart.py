@@ -2,8 +2,8 @@
 
 This undoes what `hopper.heads` stores, for the result of attention and for the gradients of queries, keys and values.
 The kernel is memory-bound: a block has a tile of 64 rows of a few heads in shared memory, and moves groups of eight
-columns, in the layout of the tensor cores' registers.  So the channels of those heads are in the order of `arranged`.
-Products do not depend on it, if their weights have the same order.
+columns.  So the channels of those heads are in the order of `arranged`.  Products do not depend on it, if their weights
+have the same order.  TMA clips the last tile, so any number of rows works.
 """
 
 import functools
@@ -57,19 +57,17 @@ def _taken(array, places, axis):
 def forward(*vectors: jax.Array) -> Field:
     """The field of P arrays of head vectors, side by side in each irrep, with channels in the order of `arranged`.
 
-    TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
-
     Shapes: P times [M, H, 8c] -> lines [4, M, P H c], planes [2, M, 2P H c].
     """
     (m, heads, width), dtype = vectors[0].shape, vectors[0].dtype
-    c, padded, channels = width // 8, m + -m % 8, len(vectors) * heads * width // 8
+    c, channels = width // 8, len(vectors) * heads * width // 8
     together = heads_of_tile(c)
     tiles = -(-m // ROWS), len(vectors), heads // together
-    lines, planes = plgpu.kernel(
+    return plgpu.kernel(
         functools.partial(_body, tiles),
         out_type=(
-            jax.ShapeDtypeStruct((4, padded, channels), dtype),
-            jax.ShapeDtypeStruct((2, padded, 2 * channels), dtype),
+            jax.ShapeDtypeStruct((4, m, channels), dtype),
+            jax.ShapeDtypeStruct((2, m, 2 * channels), dtype),
         ),
         scratch_types=[
             plgpu.SMEM((together, ROWS, width), dtype),
@@ -84,8 +82,7 @@ def forward(*vectors: jax.Array) -> Field:
             unsafe_no_auto_barriers=True,  # safe: `commit_smem` orders all accesses of threads and of TMA
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(*(jnp.pad(y, ((0, padded - m), (0, 0), (0, 0))) for y in vectors))
-    return lines[:, :m], planes[:, :m]
+    )(*vectors)
 
 
 def _body(tiles, *refs):
