@@ -14,7 +14,7 @@ _FREE = (
 FREE = frozenset(_FREE.split())
 SECTOR = 32  # bytes that a GPU reads at least
 # Instructions of which any part of the result may need all of their operands.
-_WHOLE = frozenset("call convolution custom-call dot fusion reduce-window scatter sort".split())
+_WHOLE = frozenset(("call", "convolution", "custom-call", "dot", "fusion", "reduce-window", "scatter", "sort"))
 
 
 class Kernel(NamedTuple):
