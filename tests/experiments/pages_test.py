@@ -156,6 +156,13 @@ def gpu_programs():
         yield [row["model"], row["what"], row["blocks"], row["remat"], by, *cells]
 
 
+@table("benchmarks", "model | pass | form | kernels | MB | floor, ms | over ordinary")
+def adaptive_programs():
+    for row in entry("benchmarks/adaptive_program")["rows"]:
+        cells = [f"{row['kernels']:,.0f}", f"{row['megabytes']:,.0f}", f"{row['floor_ms']:.2f}", times(row["ratio"])]
+        yield [row["model"], row["what"], row["form"], *cells]
+
+
 @table("benchmarks", "ms, 128 images | H200, forward | gradient | H100, forward | gradient")
 def gpu_adaptive():
     yield from by_card([f"{name}, {choice}" for name in gpu.gpu_cells.ADAPTIVE for choice in gpu.gpu_cells.CHOICES])
