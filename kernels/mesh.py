@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from equivit.derivatives import linear
 
+HOST = 8  # devices of a host
 SPLIT = ("hosts", "fsdp")  # axes that parameters are split along, if the mesh has them
 T = TypeVar("T")
 
