@@ -21,6 +21,13 @@ def splits() -> bool:
     return not mesh.empty and mesh.size > 1 and all(kind == AxisType.Auto for kind in mesh.axis_types)
 
 
+def even(size: int, groups: int) -> int:
+    """The least number of rows, at least `size`, of which `groups` times as many split evenly over all devices."""
+    devices = jax.sharding.get_abstract_mesh().size if splits() else 1
+    unit = devices // math.gcd(devices, groups)
+    return -(-size // unit) * unit
+
+
 def gathered(tree: T) -> T:
     """The same arrays, whole on every device; XLA splits their gradients again.
 
