@@ -141,6 +141,7 @@ def test_every_model_of_segmentation_takes_the_images_of_its_recipe(name, adapti
         ("adaptive_cifar.py:10,swin_t,cvt_13", "'swin_t' and 'cvt_13' exclude each other"),
         ("adaptive_ade20k.py:unpool", "'unpool' has no effect here; add 'adaptive'"),
         ("adaptive_ade20k.py:standard,ratio", "'ratio' has no effect here; leave it out, standard shifts have it"),
+        ("depthwise.py:bert", "'bert' is for gates; add 'gated'"),
         ("depthwise.py:voc", "config mode='voc' is not one of coco, ade20k, in1k"),
         ("segment.py:swin_s", "config mode='swin_s' is not one of swin_t, .*; the nearest is 'swin_t'"),
         ("adaptive_imagenet.py:swin_s", "config mode='swin_s' is not one of swin_t, .*; the nearest is 'swin_t'"),
@@ -207,6 +208,8 @@ def test_bad_modes_are_refused(name, message):
         ("depthwise.py:clip_l14", "data.std", (0.26862954, 0.26130258, 0.27577711)),
         ("depthwise.py:stage2,quicktest", "model.replaced", ((0,),)),
         ("depthwise.py:gated,clip_l14", "objective.gates", 12),
+        ("depthwise.py:gated", "objective.gate_lr", 0.01),
+        ("depthwise.py:gated,bert", "objective.temperature", (1000.0, 1e-3)),
     ],
 )
 def test_every_word_of_a_mode_counts(name, key, value):

@@ -194,7 +194,11 @@ class Runs:
         """The half of the blocks that a choice replaces."""
         if choice == "gates":
             number = len(self.scores("sigma")) // 2
-            self.trained("gates", "gated", [f"objective.gates={number}"], init=self.stage1())
+            keys = [
+                f"objective.gates={number}",
+                "objective.cooling=None",
+            ]  # the run is shorter than the recipe's cooling
+            self.trained("gates", "gated", keys, init=self.stage1())
             chosen = _vit(checkpoints.load_run(self.place / "gates").model).config.replaced
             return tuple(one.block for one in chosen)
         scores = self.scores("damage" if choice == "damage" else "sigma")
