@@ -87,7 +87,7 @@ CELLS = [*IMAGES, "data.source=npz:pbc_wbc96.npz", "data.image_size=(48,48)", "m
 CELLS += ["model.patch_size=6"]
 CAMVID = ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
 CAMVID += ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
-CAMVID += ["objective.width=16"]
+CAMVID += ["objective.width=16", "objective.blocks=(1,2,4)"]
 FEW = ("stage 1", "attention", "lowest", "highest")
 STUDIES = {
     "cifar10": Study("in1k,mae_b16", CIFAR10, 2, 64, "accuracy/top1", tuple(ROWS)),

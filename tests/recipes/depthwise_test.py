@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs import depthwise
 from equivit import logical, train
 from equivit.evaluation import figures
 from equivit.models import saved
@@ -61,6 +62,21 @@ def test_stages():
         added = [field.name for field in dataclasses.fields(GateOptions)]
         expected = {"epochs", "batch_size", *(f"objective.{key}" for key in ("name", *added))}
         assert set(configs.differences(first, gates)) == expected and gates.objective.gates == 6
+
+
+@pytest.mark.parametrize("mode", ["coco,dinov2_b14", "in1k,clip_b16", "ade20k,dinov2_b14,gated"])
+def test_positions_are_not_trained(mode):
+    objective, module = built(load(mode))
+    rule = freezing.rule(objective, logical.tensors(module))
+    frozen = {t.name for table in logical.tensors(module).values() for t in table.flat if rule(t).frozen}
+    assert {name.removeprefix("model.").removeprefix("backbone.") for name in frozen} == {"position.table"}
+
+
+def test_the_decoder_reads_four_maps():
+    """They are the released ones for 24 blocks."""
+    found = {depth: (*depthwise.read(depth), depth - 1) for depth in (24, 12, 40, 6, 2)}
+    assert found == {24: (4, 11, 17, 23), 12: (2, 5, 8, 11), 40: (8, 19, 29, 39), 6: (1, 2, 4, 5), 2: (0, 1)}
+    assert load("coco,dinov2_l14").objective.blocks == (4, 11, 17)
 
 
 def test_which_blocks_are_replaced_must_be_said():
