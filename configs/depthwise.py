@@ -21,8 +21,8 @@ their selection (DSP-2S) 64.00, 64.20, 65.79.  Ours: not trained yet.  Cost: not
 
     python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage1 --workdir=/tmp/stage1 \
         --config.init=dinov2:dinov2_vitl14_pretrain.pth --config.data.source=coco:/data/coco
-    python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage2 --workdir=/tmp/stage2 \
-        --config.init=/tmp/stage1 --config.model.replaced="((3,), (5,), (8,))" --config.data.source=coco:/data/coco
+    python -m equivit.train --config=configs/depthwise.py:coco,dinov2_l14,stage2,paper --workdir=/tmp/stage2 \
+        --config.init=/tmp/stage1 --config.data.source=coco:/data/coco
     python -m equivit.train --config=configs/depthwise.py:quicktest --workdir=/tmp/quicktest
 
 Modes, joined by commas: coco (by default), ade20k or in1k; a backbone of the table (by default dinov2_l14); quicktest,
@@ -35,10 +35,12 @@ which replaces the first of two blocks; the stage:
   by default half of them, or single heads with objective.by_head=True.  The temperature takes 30 epochs in the released
   code, more than stage 2 on ImageNet has.  gated,bert has the start, rate and temperature of Differentiable Subset
   Pruning for BERT, cooled over the whole run.
-All but stage1 and gated need model.replaced, entries (block, kind, kernel size, heads) with optional trailing values,
-such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  Of the backbone of stage 1 and training images,
-`equivit.depthwise.selection.select(selection.sigma(model, batches).blocks, 12)` gives the blocks of lowest Sigma; a
-gated run has its selection in `checkpoints.load_run(path).model.backbone.config.replaced`.
+All but stage1 and gated need model.replaced: entries (block, kind, kernel size, heads, form), optional after the block,
+such as ((3,), (5, "ens_dw"), (8, "dw", 3, (0, 2))).  For dinov2_l14, the words paper and paper_heads give the 12 blocks
+and the 192 heads that the authors selected on COCO (`equivit/depthwise/published.py`).  For other models,
+`equivit.depthwise.selection.select(selection.sigma(model, batches).blocks, 12)` gives the blocks of lowest Sigma, of
+the backbone of stage 1 and training images.  A gated run has its selection in
+`checkpoints.load_run(path).model.backbone.config.replaced`.
 
 Choices that neither the paper nor its code gives:
 - Learning rate, its warm-up and final value, weight decay, clipping (schedule.*, optimizer.*); batch 1024 on ImageNet.
@@ -61,6 +63,7 @@ of objective.blocks and of the last block, each after the final norm.  Different
 """
 
 from configs import recipes
+from equivit.depthwise import published
 from equivit.training import config
 
 PATCHES_ONLY = dict(class_token=False, class_position=False, registers=0, mask_token=False, pool="mean")
@@ -81,14 +84,15 @@ WANTED = config.Missing(
     "give the blocks to replace, such as --config.model.replaced='((3,), (5,))'; train stage1 first, and select the "
     "blocks of lowest Sigma, as in the header of configs/depthwise.py."
 )
+CHOSEN = {  # by word
+    "paper": tuple((block,) for block in sorted(published.BLOCKS)),
+    "paper_heads": tuple((block, "dw", 3, heads) for block, heads in published.HEADS.items()),
+}
 
 
 def get_config(mode: str = "coco,dinov2_l14,stage1"):
-    stages = ("stage1", "stage2", "frozen", "one_stage", "gated")
-    w = recipes.words(mode, "quicktest", "bert", task=(*SEGMENTED, "in1k"), backbone=BACKBONES, stage=stages)
-    task, backbone, stage = w.task or "coco", w.backbone or "dinov2_l14", w.stage or "stage1"
-    if w.bert and stage != "gated":
-        raise ValueError(f"config mode={mode!r}: 'bert' is for gates; add 'gated'.")
+    w = _words(mode)
+    task, backbone, stage = w.task, w.backbone, w.stage
     c = config.get_base(("gated_" if stage == "gated" else "") + ("supervised" if task == "in1k" else "segmentation"))
     c.epochs, c.batch_size, c.precision = (50 if task == "in1k" else 100), 1024, "mixed"
     c.model = dict(BACKBONES[backbone], image_size=(336, 448 if task == "ade20k" else 336), drop_path=(0.0, 0.1))
@@ -106,8 +110,8 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
             decoder="convolutions", width=256, own_size=True, auxiliary=0.0, blocks=read(DEPTH[backbone])
         )
         c.evaluation.suite = ("segmentation",)
-    c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
-    c.optimizer.freeze = () if c.model.get("position") == "sincos" else ("*position.table",)
+    positions = () if c.model.get("position") == "sincos" else ("*position.table",)  # sin-cos tables are never trained
+    c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0, freeze=positions)
     c.schedule.update(lr=1e-4, warmup_lr=0.0, min_lr=0.0, warmup_epochs=5)
     c.checkpoint.every_steps, c.evaluation.every_epochs = 500, 5
     if stage in ("stage2", "frozen", "gated"):
@@ -118,7 +122,7 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
         c.objective.gates = 1 if w.quicktest else DEPTH[backbone] // 2
         c.objective.update(BERT if w.bert else {})
     elif stage != "stage1":
-        c.model.replaced = ((0,),) if w.quicktest else WANTED
+        c.model.replaced = ((0,),) if w.quicktest else CHOSEN.get(w.chosen, WANTED)
     if w.quicktest:
         tiny = dict(width=48, depth=2, num_heads=2, patch_size=16)
         segmented = dict(source="synthetic_maps", num_classes=2) if task != "in1k" else dict(num_classes=10)
@@ -126,6 +130,18 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
         if task != "in1k":
             c.objective.update(width=16, blocks=read(tiny["depth"]))
     return c
+
+
+def _words(mode: str):
+    """The words of the mode with their defaults."""
+    stages, tasks = ("stage1", "stage2", "frozen", "one_stage", "gated"), (*SEGMENTED, "in1k")
+    w = recipes.words(mode, "quicktest", "bert", task=tasks, backbone=BACKBONES, stage=stages, chosen=CHOSEN)
+    w.task, w.backbone, w.stage = w.task or "coco", w.backbone or "dinov2_l14", w.stage or "stage1"
+    if w.bert and w.stage != "gated":
+        raise ValueError(f"config mode={mode!r}: 'bert' is for gates; add 'gated'.")
+    if w.chosen and (w.backbone != "dinov2_l14" or w.stage in ("stage1", "gated")):
+        raise ValueError(f"config mode={mode!r}: {w.chosen!r} is for dinov2_l14 in stage2, frozen or one_stage.")
+    return w
 
 
 def read(depth: int) -> tuple[int, ...]:
