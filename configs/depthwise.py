@@ -110,8 +110,7 @@ def get_config(mode: str = "coco,dinov2_l14,stage1"):
             decoder="convolutions", width=256, own_size=True, auxiliary=0.0, blocks=read(DEPTH[backbone])
         )
         c.evaluation.suite = ("segmentation",)
-    positions = () if c.model.get("position") == "sincos" else ("*position.table",)  # sin-cos tables are never trained
-    c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0, freeze=positions)
+    c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0, freeze=("{positions}",))
     c.schedule.update(lr=1e-4, warmup_lr=0.0, min_lr=0.0, warmup_epochs=5)
     c.checkpoint.every_steps, c.evaluation.every_epochs = 500, 5
     if stage in ("stage2", "frozen", "gated"):
