@@ -112,7 +112,7 @@ class GatedAttention(dense.Attention):
         q, k, v = self.heads(x)
         attended = side_by_side(attend(q, k, v))
         if self.kind == "spvit":
-            # The released code applies the block's projection to the result of spvit, which is projected already.
+            # Once: the released code, by a slip, projects the result of spvit again with the block's projection.
             return self._mixed(self.proj(attended), self._merged()(x, layout))
         return self.proj(self._mixed(attended, self._convolved(side_by_side(v), layout)))
 
