@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from equivit.derivatives import linear
 
+HOST = 8  # devices of a host
 SPLIT = ("hosts", "fsdp")  # axes that parameters are split along, if the mesh has them
 T = TypeVar("T")
 
@@ -18,6 +19,13 @@ def splits() -> bool:
     """Whether the ambient mesh may split arrays."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and all(kind == AxisType.Auto for kind in mesh.axis_types)
+
+
+def even(size: int, groups: int) -> int:
+    """The least number of rows, at least `size`, of which `groups` times as many split evenly over all devices."""
+    devices = jax.sharding.get_abstract_mesh().size if splits() else 1
+    unit = devices // math.gcd(devices, groups)
+    return -(-size // unit) * unit
 
 
 def gathered(tree: T) -> T:

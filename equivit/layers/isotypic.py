@@ -26,7 +26,7 @@ from kernels.d8_gelu import d8_gelu
 from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
 from kernels.isotypic_linear import add_to_first, linear
 from kernels.norm import Norm, fork, normalise, standardise
-from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.octic_feed_forward import octic_feed_forward
 
 
 def channels(name: str, width: int, group: Group) -> int:
@@ -187,10 +187,8 @@ class Mlp(nnx.Module):
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
         if x.planes is None:
             return self.fc2(gelu(self.fc1(x)))
-        w = self.fc1
-        dtype = w.lines[...].dtype
-        lines, planes, bias = (a.astype(dtype) for a in (x.lines, x.planes, w.bias[...]))
-        return self.fc2(Isotypic(*octic_linear_gelu(lines, planes, w.lines[...], w.planes[...], bias)))
+        field = tuple(jax.tree.leaves(x.astype(self.fc1.lines[...].dtype)))
+        return Isotypic(*octic_feed_forward(field, self.fc1.arrays(), self.fc2.arrays()))
 
 
 class Attention(nnx.Module):
