@@ -125,7 +125,7 @@ def embedding_norms(
 def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> tuple[jax.Array, jax.Array]:
     """Sums of products of blocks with the blocks offset by `lags`, 0 for pixels that no kernel spans; sums of blocks.
 
-    All share one matrix product: one wide product is faster than many narrow ones.  A column of ones adds up the blocks.
+    All share one matrix product: one wide product is faster than many narrow ones.
 
     Shapes: [B, h, w, entries] -> [B, lags, entries, entries] and [B, entries].
     """
