@@ -14,8 +14,7 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.depthwise import replacement
 from equivit.layers import dense
-from equivit.layers.depthwise import BY_HEAD, channels_of_heads, replace_attention, taps_by_channel
-from equivit.layers.depthwise_conv import depthwise_conv
+from equivit.layers.depthwise import BY_HEAD, channels_of_heads, convolved, replace_attention, taps_by_channel
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
 from equivit.models.vit.model import ViT
@@ -69,17 +68,18 @@ class GatedAttention(dense.Attention):
 
     Args:
       attention: its parameters are inherited.
-      kind: of the convolution, "dw" or "conv" (`layers/depthwise.py`).
+      kind, form: of the convolution, "dw" or "conv" (`layers/depthwise.py`).
       kernel_size: k, odd.
       rngs: draws the taps.
 
     Raises ValueError as `replace_attention`, or for another kind.
     """
 
-    def __init__(self, attention: dense.Attention, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs):
+    def __init__(self, attention: dense.Attention, kind: str, *, form: str, kernel_size: int, rngs: nnx.Rngs):
         errors.one_of("GatedAttention: kind", kind, BY_HEAD)
         self.qkv, self.proj, self.num_heads = attention.qkv, attention.proj, attention.num_heads
-        self.taps = replace_attention(attention, kind, kernel_size=kernel_size, rngs=rngs).taps
+        new: Any = replace_attention(attention, kind, form=form, kernel_size=kernel_size, rngs=rngs)
+        self.taps, self.bias, self.bias_follows = new.taps, new.bias, new.bias_follows
         self.gate, self.kind = Gate(jnp.zeros(attention.num_heads)), kind
 
     def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
@@ -88,15 +88,17 @@ class GatedAttention(dense.Attention):
         channels, values = v.shape[-1], side_by_side(v)
         taps = taps_by_channel(self.kind, self.taps[...], channels)
         gate = jnp.repeat(self.gate[...], channels).astype(values.dtype)
-        convolved = depthwise_conv(values, taps, layout)
-        return self.proj((1 - gate) * side_by_side(attended) + gate * convolved)
+        bias = None if self.bias is None else self.bias[...]
+        follows = jnp.split(self.qkv.bias[...], 3)[2] if self.bias_follows else None
+        y = convolved(values, taps, layout, bias=bias, follows=follows)
+        return self.proj((1 - gate) * side_by_side(attended) + gate * y)
 
 
-def with_gates(model: ViT, kind: str, *, kernel_size: int = 3, rngs: nnx.Rngs) -> ViT:
+def with_gates(model: ViT, kind: str, *, form: str, kernel_size: int, rngs: nnx.Rngs) -> ViT:
     """The model with a `GatedAttention` in each block."""
     blocks: list[Any] = [model.blocks[i] for i in range(len(model.blocks))]
     for block in blocks:
-        block.attention = GatedAttention(block.attention, kind, kernel_size=kernel_size, rngs=rngs)
+        block.attention = GatedAttention(block.attention, kind, form=form, kernel_size=kernel_size, rngs=rngs)
     copy: Any = jax.tree.map(lambda a: a, model)
     copy.blocks = model.blocks.from_blocks(blocks, remat=model.blocks.remat, unroll=model.blocks.unroll)
     return copy
@@ -109,27 +111,30 @@ def set_gates(model: ViT, gates: jax.Array) -> None:
         run.attention.gate.set_value(gates[first : first + length])
 
 
-def without_gates(model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, kernel_size: int) -> Any:
+def without_gates(
+    model: ViT, where: Mapping[int, tuple[int, ...] | None], kind: str, *, form: str, kernel_size: int
+) -> Any:
     """The model with plain attention where its gates are 0, and convolution with its taps where they are 1.
 
     `where` gives the heads whose gates are 1, by block; None for all heads of a block.
     """
     tensors = logical.to_logical(model, nnx.Variable)
-    gated = (".attention.taps", ".attention.gate")  # plain attention has neither
+    gated = (".attention.taps", ".attention.bias", ".attention.gate")  # plain attention has neither
     inherited = {name: tensor for name, tensor in tensors.items() if not name.endswith(gated)}
     plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(Keys(0))), inherited, nnx.Variable)
     if not where:
         return plain
-    after: Any = replacement.replace(plain, where, kind=kind, kernel_size=kernel_size)
+    after: Any = replacement.replace(plain, where, kind=kind, form=form, kernel_size=kernel_size)
     new = logical.to_logical(after, nnx.Variable)
     for one in after.config.replaced:
-        name = f"blocks.{one.block}.attention.taps"
-        new[name] = _taps_of_heads(tensors[name], one.heads, kind, model.config.num_heads)
+        for name in (f"blocks.{one.block}.attention.{part}" for part in ("taps", "bias")):
+            if name in new:
+                new[name] = _of_heads(tensors[name], one.heads, kind, model.config.num_heads)
     return logical.from_logical(after, new, nnx.Variable)
 
 
-def _taps_of_heads(taps: jax.Array, heads: tuple[int, ...] | None, kind: str, num_heads: int) -> jax.Array:
-    """The taps of some heads, in the order of `heads`; None for all."""
+def _of_heads(tensor: jax.Array, heads: tuple[int, ...] | None, kind: str, num_heads: int) -> jax.Array:
+    """The taps or the bias of some heads, in the order of `heads`; None for all."""
     if heads is None:
-        return taps
-    return taps[np.array(heads)] if kind == "conv" else channels_of_heads(taps, heads, num_heads)
+        return tensor
+    return tensor[np.array(heads)] if kind == "conv" else channels_of_heads(tensor, heads, num_heads)

@@ -26,7 +26,7 @@ from kernels.d8_gelu import d8_gelu
 from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
 from kernels.isotypic_linear import add_to_first, linear
 from kernels.norm import Norm, fork, normalise, standardise
-from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.octic_feed_forward import octic_feed_forward
 
 
 def channels(name: str, width: int, group: Group) -> int:
@@ -75,8 +75,8 @@ class Linear(nnx.Module):
     def holding(self, weights: tuple[jax.Array, ...], bias: jax.Array | None) -> "Linear":
         """A copy of the map with these arrays."""
         copy = jax.tree.map(lambda a: a, self)
-        copy.lines, copy.bias = nnx.Param(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
-        copy.planes = None if self.planes is None else nnx.Param(weights[1])
+        copy.lines, copy.bias = self.lines.replace(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
+        copy.planes = None if self.planes is None else self.planes.replace(weights[1])
         return copy
 
 
@@ -187,10 +187,8 @@ class Mlp(nnx.Module):
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
         if x.planes is None:
             return self.fc2(gelu(self.fc1(x)))
-        w = self.fc1
-        dtype = w.lines[...].dtype
-        lines, planes, bias = (a.astype(dtype) for a in (x.lines, x.planes, w.bias[...]))
-        return self.fc2(Isotypic(*octic_linear_gelu(lines, planes, w.lines[...], w.planes[...], bias)))
+        field = tuple(jax.tree.leaves(x.astype(self.fc1.lines[...].dtype)))
+        return Isotypic(*octic_feed_forward(field, self.fc1.arrays(), self.fc2.arrays()))
 
 
 class Attention(nnx.Module):

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
 from equivit.depthwise import gates
 from equivit.depthwise.replacement import backbone, with_backbone
-from equivit.layers.depthwise import BY_HEAD
+from equivit.layers.depthwise import BY_HEAD, FORMS
 from equivit.layers.depthwise_conv import check_taps
 from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
@@ -56,6 +56,7 @@ class GateOptions:
     gates: PositiveInt = 12  # number of blocks, or heads, replaced in the end
     by_head: bool = False  # a separate gate for each head
     kind: Annotated[str, OneOf(BY_HEAD)] = "dw"  # kind of convolution
+    form: Annotated[str, OneOf(FORMS)] = "released"
     kernel_size: PositiveInt = 3
     gate_lr: PositiveFloat = 0.5  # peak learning rate of the gates, in place of schedule.lr; not stated in the paper
     temperature: Temperatures = (1000.0, 1e-3)  # first and last; the paper states the last
@@ -91,7 +92,8 @@ class Gated(Objective):
         """The task's module, with gates in its ViT."""
         task_key, taps_key, gates_key = jax.random.split(key, 3)
         options, config = self.options, model.config
-        model = gates.with_gates(model, options.kind, kernel_size=options.kernel_size, rngs=Keys(taps_key))
+        how: dict[str, Any] = dict(form=options.form, kernel_size=options.kernel_size)
+        model = gates.with_gates(model, options.kind, **how, rngs=Keys(taps_key))
         shape = (config.depth, config.num_heads if options.by_head else 1)
         return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
 
@@ -131,7 +133,8 @@ class Gated(Objective):
         where, options = self._selected(trained), self.options
 
         def export(model):
-            hard = gates.without_gates(backbone(model), where, options.kind, options.kernel_size)
+            how: dict[str, Any] = dict(form=options.form, kernel_size=options.kernel_size)
+            hard = gates.without_gates(backbone(model), where, options.kind, **how)
             return with_backbone(model, hard)
 
         return export(trained.model) if _is_abstract(trained) else jax.jit(export)(trained.model)
@@ -157,7 +160,7 @@ class GatedSupervised(Gated, Supervised):
     class Options(GateOptions, Supervised.Options):
         """The `objective` section of a config."""
 
-    FIXED = (*Supervised.FIXED, "by_head", "kind", "kernel_size")
+    FIXED = (*Supervised.FIXED, "by_head", "kind", "form", "kernel_size")
 
 
 class GatedSegmentation(Gated, Segmentation):
@@ -167,4 +170,4 @@ class GatedSegmentation(Gated, Segmentation):
     class Options(GateOptions, Segmentation.Options):
         """The `objective` section of a config."""
 
-    FIXED = (*Segmentation.FIXED, "by_head", "kind", "kernel_size")
+    FIXED = (*Segmentation.FIXED, "by_head", "kind", "form", "kernel_size")

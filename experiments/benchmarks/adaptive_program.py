@@ -57,7 +57,7 @@ def _whole(model, what, form):
         return nnx.merge(graph, parameters, others)(images)
 
     def loss(parameters, others, images):
-        module = nnx.merge(graph, parameters, others)
+        module = nnx.merge(graph, parameters, others, copy=True)  # so that it may record statistics
         return jnp.square(module(images, train=True)).mean(), logical.take_state(module)
 
     function = forward if what == "forward" else recording()(jax.grad(loss, has_aux=True))

@@ -75,7 +75,7 @@ def cases(shape: Shape) -> Iterator[Case]:
     rings = heads.rings(c, c // number)
     yield case(best.key(heads.NAME, c, c // number), field | weights(c, 3 * c), attention, rings)
     for width in (c, f):
-        shapes = stream | dict(h=(8, m, width)) | weights(width, c) | vectors
+        shapes = stream | dict(h_lines=(4, m, width), h_planes=(2, m, 2 * width)) | weights(width, c) | vectors
         tiles = residual.tiles(width, c, STREAM)
         yield case(best.key(residual.NAME, width, c, STREAM), shapes, residual.forward, tiles)
 

@@ -229,8 +229,8 @@ class Runs:
         place = self.place / "start"
         if not (place / "errors.json").is_file():
             where, (model, batches) = dict.fromkeys(self.blocks("lowest")), self.measured(self.stage1())
-            _, gaussian = fit.fit(model, where, batches, method="normal")
-            model, errors = fit.fit(model, where, batches, method="least_squares")
+            _, gaussian = fit.fit(model, where, batches, start="normal")
+            model, errors = fit.fit(model, where, batches, start="least_squares")
             saved.save(place, model)
             means = dict(least_squares=statistics.fmean(errors.values()), gaussian=statistics.fmean(gaussian.values()))
             (place / "errors.json").write_text(json.dumps(means))

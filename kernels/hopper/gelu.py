@@ -1,9 +1,16 @@
-"""The first linear map of an octic MLP and its GELU on a Hopper GPU: `rows.multiply` with a GELU of whole fields.
+"""The first linear map of an octic MLP, its GELU, and their gradient on a Hopper GPU: `rows.multiply` of whole fields.
 
 A GELU in the regular basis takes about 19 instructions for each value, so 2,400 cycles for a tile of 64 rows and 32
 channels.  Its products take 1,920 cycles at the tensor cores' peak, for the 160 channels of ViT-H.  One after the other
 would halve the speed, so the warpgroups take turns.
+
+Backward, the same product with the transposed second map gives the gradient of the GELU's result.  The epilogue
+multiplies it with the GELU's derivative at the hidden field, which shared memory holds for half of a tile's channels.
+The first half loads during the products.
 """
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -13,13 +20,18 @@ from jax.typing import DTypeLike
 
 from kernels.hopper import best, rows
 from kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
-from kernels.pointwise import octic_gelu
+from kernels.pointwise import octic_gelu, octic_gelu_gradient
 
 NAME = "octic_mlp_gelu"
 WITH_HIDDEN = "octic_mlp_hidden_and_gelu"
+BACKWARD = "octic_mlp_gelu_gradient"
 WIDTH = 32  # channels of a tile: its eight components take half of a thread's registers
+HALF = WIDTH // 2
 COLUMNS = Columns(WIDTH, 2 * WIDTH, (2 * WIDTH, 0, 0), WIDTH)
-STAGE_BYTES = 2 * 4 * ROWS * WIDTH  # of a warpgroup: the lines of a tile, and after them its planes
+# Of a warpgroup: the lines of a tile, and after them its planes; backward, all components of half of the channels.
+STAGE_BYTES = 2 * 4 * ROWS * WIDTH
+Field = tuple[jax.Array, jax.Array]
+PLACES = pl.ds(0, 4), pl.ds(4, 2), pl.ds(6, 2)  # of the lines and both copies of E among the components
 
 
 def rings(c: int) -> list[Ring]:
@@ -46,47 +58,65 @@ def forward(
     w_planes: jax.Array,
     bias: jax.Array,
     *,
+    hidden: bool = False,
     ring: Ring | None = None,
-) -> jax.Array:
-    """GELU in the regular basis of the linear map, by components, as `residual.forward` takes them.
+) -> tuple[jax.Array, ...]:
+    """GELU in the regular basis of the linear map; with `hidden`, the result of the linear map before it.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
-    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F] -> [8, M, F].
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
+      -> lines [4, M, F] and planes [2, M, 2F], once or twice.
     """
-    m, f = lines.shape[1], w_lines.shape[-1]
-    out = jax.ShapeDtypeStruct((8, m + -m % 8, f), lines.dtype)
-    return _multiplied(NAME, _store, out, ring, lines, planes, w_lines, w_planes, bias)[:, :m]
+    stage = rows.swizzled(COMPUTE, 4, ROWS, WIDTH, unit=WIDTH)
+    own, beside = (stage, *rows.bias_types(COLUMNS)), bias.astype(jnp.float32).reshape(-1, WIDTH)
+    name, store = (WITH_HIDDEN, _store_with_hidden) if hidden else (NAME, _store)
+    multiplied = _Multiplied(name, own, rows.load_bias, store, ring)
+    return multiplied((lines, planes), (w_lines, w_planes), beside, fields=1 + hidden)
 
 
-def forward_with_hidden(
+def backward(
     lines: jax.Array,
     planes: jax.Array,
+    d_lines: jax.Array,
+    d_planes: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
-    bias: jax.Array,
     *,
     ring: Ring | None = None,
-) -> tuple[jax.Array, ...]:
-    """The linear map, which the derivative needs, and its GELU: lines and planes of both.
+) -> Field:
+    """The hidden field's gradient, from the hidden field and the gradient of the second map's result.
 
-    Arguments as in `forward`; results [4, M, F], [2, M, 2F], and the same again.
+    Shapes: lines [4, M, F], planes [2, M, 2F], d_lines [4, M, C], d_planes [2, M, 2C], weights of the second map
+      w_lines [4, F, C], w_planes [2F, 2C] -> the hidden field's.
     """
-    m, f, dtype = lines.shape[1], w_lines.shape[-1], lines.dtype
-    padded = m + -m % 8
-    out = (jax.ShapeDtypeStruct((4, padded, f), dtype), jax.ShapeDtypeStruct((2, padded, 2 * f), dtype)) * 2
-    results = _multiplied(WITH_HIDDEN, _store_with_hidden, out, ring, lines, planes, w_lines, w_planes, bias)
-    return tuple(a[:, :m] for a in results)
+    own = rows.swizzled(COMPUTE, 8, ROWS, HALF, unit=HALF), plgpu.Barrier(num_arrivals=3, num_barriers=COMPUTE)
+    multiplied = _Multiplied(BACKWARD, own, _load_first_half, _store_gradient, ring)
+    transposed = w_lines.swapaxes(1, 2), w_planes.T
+    return multiplied((d_lines, d_planes), transposed, *_padded(lines, planes))
 
 
-def _multiplied(name, store, out, ring, lines, planes, w_lines, w_planes, bias):
-    """`rows.multiply` with an epilogue."""
-    c, f, padding = lines.shape[-1], w_lines.shape[-1], ((0, 0), (0, -lines.shape[1] % 8), (0, 0))
-    stage = rows.swizzled(COMPUTE, 4, ROWS, WIDTH, unit=WIDTH)
-    epilogue = Epilogue(name, COLUMNS, out, stage, STAGE_BYTES, store)
-    weights = w_lines, _side_by_side(w_planes, f), bias.reshape(-1, WIDTH)
-    fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
-    return rows.multiply(epilogue, ring or default_ring(c), *fields, *weights)
+class _Multiplied(NamedTuple):
+    """`rows.multiply` with an epilogue of fields of F channels."""
+
+    name: str
+    own: tuple[Any, ...]
+    load: Callable
+    store: Callable
+    ring: Ring | None
+
+    def __call__(self, field: Field, weights: Field, *beside: jax.Array, fields: int = 1) -> Any:
+        (_, m, c), f, dtype = field[0].shape, weights[0].shape[-1], field[0].dtype
+        shapes = (4, m + -m % 8, f), (2, m + -m % 8, 2 * f)
+        out = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes * fields]
+        epilogue = Epilogue(self.name, COLUMNS, out, self.own, self.load, self.store)
+        weights = weights[0], _side_by_side(weights[1], f)
+        results = rows.multiply(epilogue, self.ring or default_ring(c), *_padded(*field), *weights, *beside)
+        return tuple(a[:, :m] for a in results)
+
+
+def _padded(*field):
+    return [jnp.pad(a, ((0, 0), (0, -a.shape[1] % 8), (0, 0))) for a in field]
 
 
 def _side_by_side(w_planes, f):
@@ -101,6 +131,32 @@ def _components(sums):
     return [*h, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
 
 
+def _windows(lines, planes, row, channel, width):
+    """The parts of a field in memory with the lines, and with each copy of E."""
+    at_rows = pl.ds(row, ROWS)
+    copies = [planes.at[:, at_rows, pl.ds(copy * lines.shape[-1] + channel, width)] for copy in range(2)]
+    return lines.at[:, at_rows, pl.ds(channel, width)], *copies
+
+
+def _store(sums, own, beside, results, row, column):
+    _store_field(octic_gelu(_components(rows.add_bias(sums, own))), own[0], results, row, column)
+
+
+def _store_with_hidden(sums, own, beside, results, row, column):
+    h = _components(rows.add_bias(sums, own))
+    _store_field(h, own[0], results[:2], row, column)
+    _store_field(octic_gelu(h), own[0], results[2:], row, column)
+
+
+def _store_field(values, stage, results, row, column):
+    lines, *copies = _windows(*results, row, column * WIDTH, WIDTH)
+    _stage(values[:4], stage)
+    plgpu.copy_smem_to_gmem(stage, lines)
+    _stage(values[4:], stage)
+    for copy, target in enumerate(copies):
+        plgpu.copy_smem_to_gmem(stage.at[pl.ds(2 * copy, 2)], target, commit_group=copy == 1)
+
+
 def _stage(values, stage):
     """Stage four components."""
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before is stored
@@ -109,25 +165,29 @@ def _stage(values, stage):
     plgpu.commit_smem()
 
 
-def _store(sums, stage, results, row, column):
-    y = octic_gelu(_components(sums))
+def _load_first_half(own, beside, row, column):
+    _load_half(own, beside, row, column * WIDTH)
+
+
+def _load_half(own, hidden, row, channel):
+    """Begin to load the hidden field's tile, half of its channels."""
+    stage, loaded = own
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before is stored
+    for source, place in zip(_windows(*hidden, row, channel, HALF), PLACES, strict=True):
+        plgpu.copy_gmem_to_smem(source, stage.at[place], loaded)
+
+
+def _store_gradient(sums, own, hidden, results, row, column):
+    stage, loaded = own
     for half in range(2):
-        _stage(y[4 * half :][:4], stage)
-        target = results[0].at[pl.ds(4 * half, 4), pl.ds(row, ROWS), pl.ds(column * WIDTH, WIDTH)]
-        plgpu.copy_smem_to_gmem(stage, target)
-
-
-def _store_with_hidden(sums, stage, results, row, column):
-    h = _components(sums)
-    _store_field(h, stage, results[0], results[1], row, column)
-    _store_field(octic_gelu(h), stage, results[2], results[3], row, column)
-
-
-def _store_field(values, stage, lines, planes, row, column):
-    at_rows, first = pl.ds(row, ROWS), column * WIDTH
-    _stage(values[:4], stage)
-    plgpu.copy_smem_to_gmem(stage, lines.at[:, at_rows, pl.ds(first, WIDTH)])
-    _stage(values[4:], stage)
-    for copy in range(2):
-        target = planes.at[:, at_rows, pl.ds(copy * lines.shape[-1] + first, WIDTH)]
-        plgpu.copy_smem_to_gmem(stage.at[pl.ds(2 * copy, 2)], target, commit_group=copy == 1)
+        channel = column * WIDTH + half * HALF
+        if half:
+            _load_half(own, hidden, row, channel)
+        plgpu.barrier_wait(loaded)
+        gradients = [x[:, half * HALF : (half + 1) * HALF] for x in _components(sums)]
+        values = [plgpu.layout_cast(stage[i], plgpu.Layout.WGMMA).astype(jnp.float32) for i in range(8)]
+        for i, value in enumerate(octic_gelu_gradient(values, gradients)):
+            stage[i] = value.astype(stage.dtype)
+        plgpu.commit_smem()
+        for target, place in zip(_windows(*results, row, channel, HALF), PLACES, strict=True):
+            plgpu.copy_smem_to_gmem(stage.at[place], target, commit_group=place is PLACES[-1])

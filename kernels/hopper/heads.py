@@ -1,5 +1,7 @@
 """Queries, keys and values of octic attention on a Hopper GPU, head by head as cuDNN takes them: `rows.multiply`.
 
+The same product, with the transposed map after attention, gives the gradient of the result, which cuDNN takes too.
+
 cuDNN wants q, k and v as [M, H, 8c], with all eight components of a head side by side.  A tile has all columns of a few
 heads, so a warpgroup puts their components together in shared memory and stores whole heads.  Attention does not depend
 on the order of the channels in a head's vector, if q and k agree; the values keep it.  `order` is the one that takes
@@ -58,13 +60,14 @@ def default_ring(width: int, c: int) -> Ring | None:
     return Ring(*measured) if measured else rows.default_ring(width, columns(c), 2 * ROWS * 8 * c)
 
 
-def supported(width: int, heads: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel supports a field of `width` channels per component and this number of heads."""
+def supported(width: int, heads: int, dtype: DTypeLike, parts: int = 3) -> bool:
+    """Whether the kernel supports a field of `width` channels per component, and this number of heads in each part."""
     if jnp.dtype(dtype) != jnp.bfloat16 or width % heads:
         return False
     c = width // heads
     together = heads_of_tile(c)
-    return together > 0 and heads % together == 0 and default_ring(width, c) is not None
+    whole = together > 0 and heads % together == 0 and parts * heads >= COMPUTE * together
+    return whole and default_ring(width, c) is not None
 
 
 def forward(
@@ -76,23 +79,22 @@ def forward(
     *,
     heads: int,
     ring: Ring | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """q, k and v of all heads, with a head's channels in the order of `order`.
+) -> tuple[jax.Array, ...]:
+    """A linear map to P arrays of all heads, such as q, k and v, with a head's channels in the order of `order`.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
-    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, 3C], w_planes [2C, 6C], bias [3C], columns ordered
-    (q | k | v) x heads x channels -> q, k, v [M, H, 8C / H].
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, P C], w_planes [2C, 2P C], bias [P C], columns ordered
+    (q | k | v) x heads x channels -> P times [M, H, 8C / H].
     """
     (_, m, width), dtype = lines.shape, lines.dtype
     c, padded = width // heads, m + -m % 8
     padding = ((0, 0), (0, padded - m), (0, 0))
-    out = (jax.ShapeDtypeStruct((padded, heads, 8 * c), dtype),) * 3
+    out = (jax.ShapeDtypeStruct((padded, heads, 8 * c), dtype),) * (bias.size // width)
     # Whole rows of a head have no bank conflicts to speak of, unless they are a multiple of 128 bytes.
     transforms = (plgpu.TilingTransform((8, GROUP)),) if c % GROUP == 0 else ()
-    stage = plgpu.SMEM((COMPUTE, ROWS, 8 * c), dtype, transforms=transforms)
-    store = functools.partial(_store, c=c)
-    epilogue = Epilogue(NAME, columns(c), out, stage, 2 * ROWS * 8 * c, store)
+    own = plgpu.SMEM((COMPUTE, ROWS, 8 * c), dtype, transforms=transforms), *rows.bias_types(columns(c))
+    epilogue = Epilogue(NAME, columns(c), out, own, rows.load_bias, functools.partial(_store, c=c))
     weights = _arranged(w_lines, w_planes, bias, c)
     fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
     return tuple(y[:m] for y in rows.multiply(epilogue, ring or default_ring(width, c), *fields, *weights))
@@ -114,10 +116,11 @@ def order(c: int) -> np.ndarray:
     return np.array(vectors)
 
 
-def apart(y: jax.Array) -> jax.Array:
-    """Head vectors [M, H, 8c] in the order of `order` by components, [8, M, H c], as `residual.forward` takes them."""
+def apart(y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Head vectors [M, H, 8c] in the order of `order` irrep by irrep: lines [4, M, H c] and planes [2, M, 2 H c]."""
     m, heads, width = y.shape
-    return jnp.moveaxis(y.reshape(m, -1)[:, places(width // 8, heads)], 1, 0)
+    parts = jnp.moveaxis(y.reshape(m, -1)[:, places(width // 8, heads)], 1, 0)
+    return parts[:4], jnp.concatenate([parts[4:6], parts[6:]], axis=-1)
 
 
 def places(c: int, heads: int) -> np.ndarray:
@@ -138,13 +141,13 @@ def _arranged(w_lines, w_planes, bias, c):
     """The weights [4, C, T l] and [2, C, T p] and the bias [T, l] of `rows.multiply`."""
     width = w_lines.shape[1]
     if c % GROUP == 0:
-        return w_lines, w_planes.reshape(2, width, -1), bias.reshape(-1, WIDTH)
+        return w_lines, w_planes.reshape(2, width, -1), bias.astype(jnp.float32).reshape(-1, WIDTH)
     lines, planes = _sources(c)
     tiles = bias.size // (4 * c)
     per_tile = w_lines.reshape(4, width, tiles, 4 * c)
     placed = [jnp.pad(per_tile[i][..., lines[i]], _empty(c)) for i in range(4)]
     w_planes = w_planes.reshape(2, width, tiles, 8 * c)[..., planes]
-    bias = jnp.pad(bias.reshape(tiles, 4 * c)[:, lines[0]], _empty(c)[1:])
+    bias = jnp.pad(bias.astype(jnp.float32).reshape(tiles, 4 * c)[:, lines[0]], _empty(c)[1:])
     return jnp.stack(placed).reshape(4, width, -1), w_planes.reshape(2, width, -1), bias
 
 
@@ -163,8 +166,9 @@ def _sources(c):
     return np.stack(lines), np.concatenate([rest.ravel(), body.ravel(), rest[[1, 0, 3, 2]].ravel()])
 
 
-def _store(sums, stage, results, row, column, *, c):
+def _store(sums, own, beside, results, row, column, *, c):
     """Store the heads of a tile, one after the other, in q, k or v."""
+    stage, sums = own[0], rows.add_bias(sums, own)
     together = heads_of_tile(c)
     per_part = results[0].shape[1] // together
     part, first = column // per_part, column % per_part * together

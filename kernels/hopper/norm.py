@@ -7,7 +7,8 @@ a box has at most 256 channels.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -20,7 +21,7 @@ from kernels.norm import Norm
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 BLOCKS = 2  # per multiprocessor, of 128 threads with up to 168 registers and 101 KB of shared memory at 160 channels
 ROWS = 8  # of a tile: two for each warp
-SLOTS = 2  # tiles of a block that are loaded or being loaded
+SLOTS = 2  # tiles of a block that are loaded, being loaded, or in the backward pass being stored
 WIDEST = 160  # most channels: 80 registers of a thread hold a tile
 Ref = Any  # an array in memory, as Pallas passes it to a kernel
 # Each of the four warps holds rows of its own, 32 channels at a time, so that reading them meets no bank conflict.
@@ -81,45 +82,89 @@ def forward(
     return y_lines[:, :rows], y_planes.reshape(2, m, 2 * c)[:, :rows]
 
 
-def _body(norm, count, blocks, lines, planes, *refs):
-    parameters, (y_lines, y_planes), scratch = refs[:3], refs[3:5], refs[5:]
-    lines_smem, planes_smem, out_lines, out_planes, *parameters_smem, loaded, ready = scratch
-    block = jax.lax.axis_index("block")
-    steps = (count - block + blocks - 1) // blocks
+class Tiles(NamedTuple):
+    """The tiles of a block: whole rows of some arrays, of which shared memory has one while the next ones load.
 
-    def window(step):
-        return pl.ds((block + step * blocks) * ROWS, ROWS)
+    Attributes:
+      rows: of a tile.
+      count: tiles of all blocks.
+      blocks: in the grid.
+      sources: arrays [k, M, ...].
+      slots: shared memory [SLOTS, k, rows, ...] for each of them.
+      loaded: a barrier for each slot.
+    """
 
-    def load(step):
-        slot = step % SLOTS
-        plgpu.copy_gmem_to_smem(lines.at[:, window(step)], lines_smem.at[slot], loaded.at[slot])
-        plgpu.copy_gmem_to_smem(planes.at[:, window(step)], planes_smem.at[slot], loaded.at[slot])
+    rows: int
+    count: int
+    blocks: int
+    sources: Sequence[Ref]
+    slots: Sequence[Ref]
+    loaded: Ref
 
-    for source, target in zip(parameters, parameters_smem, strict=True):
-        plgpu.copy_gmem_to_smem(source, target, ready)
-    for step in range(SLOTS - 1):
-        pl.when(step < steps)(functools.partial(load, jnp.int32(step)))
-    plgpu.barrier_wait(ready)
+    def start(self) -> None:
+        """Begin to load the first tiles."""
+        for step in range(SLOTS - 1):
+            pl.when(step < self._steps())(functools.partial(self._load, jnp.int32(step)))
 
-    @pl.loop(0, steps)
-    def _(step):
-        slot = step % SLOTS
-        pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
-        plgpu.barrier_wait(loaded.at[slot])
-        values = _normalised(norm, lines_smem.at[slot], planes_smem.at[slot], parameters_smem)
+    def visit(self, function: Callable[..., None], before_load: Callable[[], None] = lambda: None) -> None:
+        """Call function(tile, rows) for every tile, which is a list of arrays in shared memory, and its rows."""
+
+        @pl.loop(0, self._steps())
+        def _(step):
+            before_load()
+            pl.when(step + SLOTS - 1 < self._steps())(lambda: self._load(step + SLOTS - 1))
+            plgpu.barrier_wait(self.loaded.at[step % SLOTS])
+            function([slot.at[step % SLOTS] for slot in self.slots], self._window(step))
+
+        plgpu.wait_smem_to_gmem(0)
+
+    def _steps(self):
+        return (self.count - jax.lax.axis_index("block") + self.blocks - 1) // self.blocks
+
+    def _window(self, step):
+        return pl.ds((jax.lax.axis_index("block") + step * self.blocks) * self.rows, self.rows)
+
+    def _load(self, step):
+        for source, slot in zip(self.sources, self.slots, strict=True):
+            plgpu.copy_gmem_to_smem(
+                source.at[:, self._window(step)], slot.at[step % SLOTS], self.loaded.at[step % SLOTS]
+            )
+
+
+def _body(norm, count, blocks, *refs):
+    sources, parameters, (y_lines, y_planes), scratch = refs[:2], refs[2:5], refs[5:7], refs[7:]
+    *slots, out_lines, out_planes, scale_lines, scale_planes, bias, loaded, ready = scratch
+    tiles = Tiles(ROWS, count, blocks, sources, slots, loaded)
+    vectors = scale_lines, scale_planes, bias
+
+    def normalise(tile, rows):
+        values = _normalised(norm, *tile, vectors)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
-        targets = [out_lines.at[i] for i in range(4)] + [out_planes.at[i // 2, :, i % 2] for i in range(4)]
-        for ref, value in zip(targets, values, strict=True):
+        for ref, value in zip(components(out_lines, out_planes), values, strict=True):
             ref[...] = value.astype(ref.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_lines, y_lines.at[:, window(step)], commit_group=False)
-        plgpu.copy_smem_to_gmem(out_planes, y_planes.at[:, window(step)])
+        store((out_lines, out_planes), (y_lines, y_planes), rows)
 
-    plgpu.wait_smem_to_gmem(0)
+    for source, target in zip(parameters, vectors, strict=True):
+        plgpu.copy_gmem_to_smem(source, target, ready)
+    tiles.start()
+    plgpu.barrier_wait(ready)
+    tiles.visit(normalise)
+
+
+def components(lines: Ref, planes: Ref) -> list[Ref]:
+    """The eight components of a tile [4, rows, C] and [2, rows, 2, C]: lines, then both copies of each row of E."""
+    return [lines.at[i] for i in range(4)] + [planes.at[i // 2, :, i % 2] for i in range(4)]
+
+
+def store(tile: Sequence[Ref], results: Sequence[Ref], rows: Any) -> None:
+    """Begin to store a tile of lines and planes."""
+    plgpu.commit_smem()
+    for source, target in zip(tile, results, strict=True):
+        plgpu.copy_smem_to_gmem(source, target.at[:, rows], commit_group=source is tile[-1])
 
 
 def _normalised(norm, lines, planes, parameters):
-    """The eight components of a tile, [rows, C] each: the lines, then both copies of row 0 and of row 1 of E."""
+    """The `components` of a tile, normalised, [rows, C] each."""
     rows, c = lines.shape[1:]
     values = centred(lines, planes)
     inverse = inverse_deviation(values, norm)

@@ -1,25 +1,33 @@
 """The gradient of an octic field that goes on and is standardised, on a Hopper GPU (Pallas, Mosaic GPU), in one pass.
 
-The kernel is memory-bound: it reads the field and both gradients, and writes their sum at the field.  Its tiles, blocks
-and loads are as in `hopper.norm`.  The result takes the place of the gradient it is added to, in the tile's slot.  TMA
+The kernel is memory-bound: it reads the field and both gradients, and writes their sum at the field.  Its tiles are
+loaded as in `hopper.norm`.  The result takes the place of the gradient it is added to, in the tile's slot.  TMA
 clips the last tile, so any number of rows works.
 """
 
 import functools
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from kernels.hopper import norm as forward
-from kernels.hopper.norm import MULTIPROCESSORS, Ref, centred, inverse_deviation, mean, read
+from kernels.hopper.norm import (
+    MULTIPROCESSORS,
+    SLOTS,
+    Ref,
+    Tiles,
+    centred,
+    components,
+    inverse_deviation,
+    mean,
+    read,
+    store,
+)
 from kernels.norm import Norm
 
 BLOCKS = 2  # per multiprocessor, of 128 threads with up to 108 registers and 100 KB of shared memory at 160 channels
 ROWS = 4  # of a tile: one for each warp, since the field and a gradient share the registers
-SLOTS = 2  # tiles of a block that are loaded, being loaded or being stored
 
 
 def supported(c: int, field: DTypeLike, gradient: DTypeLike) -> bool:
@@ -71,36 +79,19 @@ def backward(
 
 
 def _body(norm, count, blocks, *refs):
-    sources, (y_lines, y_planes), (*slots, loaded) = refs[:6], refs[6:8], refs[8:]
-    block = jax.lax.axis_index("block")
-    steps = (count - block + blocks - 1) // blocks
+    sources, results, (*slots, loaded) = refs[:6], refs[6:8], refs[8:]
+    tiles = Tiles(ROWS, count, blocks, sources, slots, loaded)
 
-    def window(step):
-        return pl.ds((block + step * blocks) * ROWS, ROWS)
-
-    def load(step):
-        slot = step % SLOTS
-        for source, target in zip(sources, slots, strict=True):
-            plgpu.copy_gmem_to_smem(source.at[:, window(step)], target.at[slot], loaded.at[slot])
-
-    for step in range(SLOTS - 1):
-        pl.when(step < steps)(functools.partial(load, jnp.int32(step)))
-
-    @pl.loop(0, steps)
-    def _(step):
-        slot = step % SLOTS
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored, and its slot free
-        pl.when(step + SLOTS - 1 < steps)(lambda: load(step + SLOTS - 1))
-        plgpu.barrier_wait(loaded.at[slot])
-        lines, planes, d_lines, d_planes, z_lines, z_planes = (ref.at[slot] for ref in slots)
-        targets = [d_lines.at[i] for i in range(4)] + [d_planes.at[i // 2, :, i % 2] for i in range(4)]
-        for ref, value in zip(targets, _pullback(norm, lines, planes, z_lines, z_planes), strict=True):
+    def add(tile, rows):
+        lines, planes, d_lines, d_planes, z_lines, z_planes = tile
+        pulled = _pullback(norm, lines, planes, z_lines, z_planes)
+        for ref, value in zip(components(d_lines, d_planes), pulled, strict=True):
             ref[...] = (read(ref) + value).astype(ref.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(d_lines, y_lines.at[:, window(step)], commit_group=False)
-        plgpu.copy_smem_to_gmem(d_planes, y_planes.at[:, window(step)])
+        store((d_lines, d_planes), results, rows)
 
-    plgpu.wait_smem_to_gmem(0)
+    tiles.start()
+    # The slot of the next tile is free once the previous one is stored.
+    tiles.visit(add, before_load=functools.partial(plgpu.wait_smem_to_gmem, 0, wait_read_only=True))
 
 
 def _pullback(norm: Norm, lines: Ref, planes: Ref, z_lines: Ref, z_planes: Ref) -> list[jax.Array]:

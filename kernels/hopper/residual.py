@@ -66,7 +66,8 @@ def default_tile(f: int, c: int, stream: DTypeLike) -> Tile:
 def forward(
     x_lines: jax.Array,
     x_planes: jax.Array,
-    h: jax.Array,
+    h_lines: jax.Array,
+    h_planes: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
     bias: jax.Array,
@@ -79,21 +80,20 @@ def forward(
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs copies.
 
-    Shapes: x_lines [4, M, C], x_planes [2, M, 2C], h [8, M, F] by components (A1, A2, B1, B2, then rows of the first
-    copy of E, then of the second), w_lines [4, F, C], w_planes [2F, 2C], bias [C], scale_lines [4, C], scale_planes
-    [2C] -> the shapes and dtype of x.
+    Shapes: x_lines [4, M, C], x_planes [2, M, 2C], h_lines [4, M, F], h_planes [2, M, 2F], w_lines [4, F, C], w_planes
+    [2F, 2C], bias [C], scale_lines [4, C], scale_planes [2C] -> the shapes and dtype of x.
     """
     m, (_, f, c) = x_lines.shape[1], w_lines.shape
     padding = (0, 0), (0, -m % 8), (0, 0)
     tile = tile or default_tile(f, c, x_lines.dtype)
     vectors = [a.reshape(-1, a.shape[-1]).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)]
-    x = [jnp.pad(a, padding) for a in (x_lines, x_planes)]
-    y_lines, y_planes = _whole_tiles(tile, x, jnp.pad(h, padding), (w_lines, w_planes), vectors)
+    x, h = ([jnp.pad(a, padding) for a in field] for field in ((x_lines, x_planes), (h_lines, h_planes)))
+    y_lines, y_planes = _whole_tiles(tile, x, h, (w_lines, w_planes), vectors)
     return y_lines[:, :m], y_planes[:, :m]
 
 
 def _whole_tiles(tile, x, h, weights, vectors):
-    (_, m, c), f, dtype, stream = x[0].shape, h.shape[-1], h.dtype, x[0].dtype
+    (_, m, c), f, dtype, stream = x[0].shape, h[0].shape[-1], h[0].dtype, x[0].dtype
     grid = _Tiles(-(-m // (ROWS * COMPUTE * CLUSTER)), c // tile.width, f // tile.depth, tile)
 
     def smem(*shape, dtype=dtype):
@@ -124,7 +124,7 @@ def _whole_tiles(tile, x, h, weights, vectors):
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and write what they alone read
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(*x, h, *weights, *vectors)
+    )(*x, *h, *weights, *vectors)
 
 
 class _Tiles(NamedTuple):
@@ -166,7 +166,7 @@ class _Tiles(NamedTuple):
         pl.when(number >= self.planes)(lambda: call(False, number - self.planes))
 
 
-def _body(tiles, x_lines, x_planes, h, w_lines, w_planes, *refs):
+def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs):
     (scale_lines, scale_planes, bias), (y_lines, y_planes), scratch = refs[:3], refs[3:5], refs[5:]
     h_smem, w_smem, x_smem, vectors_smem, x_loaded, loaded, consumed = scratch
     width, depth, slots = tiles.tile
@@ -179,14 +179,13 @@ def _body(tiles, x_lines, x_planes, h, w_lines, w_planes, *refs):
         @pl.loop(0, tiles.steps * (1 + planes))
         def _(k):
             step = first + k
-            slot, inner = step % slots, pl.ds(k % tiles.steps * depth, depth)
+            slot, inner = step % slots, pl.ds(k * depth, depth)
             pl.when(step >= slots)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-            source = 4 + 2 * (k // tiles.steps) + component if planes else component
+            h, w = (h_planes, w_planes) if planes else (h_lines, w_lines.at[component])
             for i in range(COMPUTE):
                 rows = pl.ds(row + i * ROWS, ROWS)
-                plgpu.copy_gmem_to_smem(h.at[source, rows, inner], h_smem.at[slot, i], loaded.at[slot])
-            w = w_planes if planes else w_lines.at[component]
-            window = pl.ds(k * depth, depth), pl.ds(column * width, width)
+                plgpu.copy_gmem_to_smem(h.at[component, rows, inner], h_smem.at[slot, i], loaded.at[slot])
+            window = inner, pl.ds(column * width, width)
             plgpu.copy_gmem_to_smem(w.at[window], w_smem.at[slot], loaded.at[slot], collective_axes="cluster")
 
     def compute(n, planes, component, row, column):

@@ -63,17 +63,17 @@ class Epilogue(NamedTuple):
       name: of the kernel.
       columns: the weights of a tile.
       out_type: the results.
-      stage: shared memory for staged results, [COMPUTE, ...] for one part for each warpgroup.
-      stage_bytes: the size of a part.
-      store: function(sums, stage, results, row, column) that stores a tile; `sums` are the lines [ROWS, lines], then
-        the rows of E [ROWS, of_rows[0]].
+      own: shared memory and barriers, [COMPUTE, ...] for one part for each warpgroup.
+      load: function(own, beside, row, column) that begins to load what the tile needs beside its sums, before them.
+      store: function(sums, own, beside, results, row, column) that stores a tile; `sums` are the lines [ROWS, lines],
+        then the rows of E [ROWS, of_rows[0]].
     """
 
     name: str
     columns: Columns
     out_type: Any
-    stage: Any
-    stage_bytes: int
+    own: tuple[Any, ...]
+    load: Callable
     store: Callable
 
 
@@ -109,12 +109,15 @@ def multiply(
     planes: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
-    bias: jax.Array,
+    *beside: jax.Array,
 ) -> Any:
-    """The epilogue of x W + bias.
+    """The epilogue of x W.
 
     Shapes: lines [4, M, C], planes [2, M, 2C], M a multiple of 8, w_lines [4, C, T l], w_planes [2, C, T p] for each
-    copy of E, bias [T, l], for T tiles of l and p columns.
+    copy of E, for T tiles of l and p columns.
+
+    Args:
+      beside: what the epilogue reads.
 
     Raises:
       ValueError: no ring, because shared memory does not hold the rows, or fewer tiles than warpgroups.
@@ -123,22 +126,20 @@ def multiply(
     if ring is None:
         raise ValueError(f"{epilogue.name}: shared memory does not hold {ROWS} rows of {c=} channels a component.")
     unit = min(columns.unit, ring.depth)
-    tiles = _Tiles.cut(-(-m // (ROWS * CLUSTER)), len(bias), c // ring.depth)
+    tiles = _Tiles.cut(-(-m // (ROWS * CLUSTER)), w_lines.shape[-1] // columns.lines, c // ring.depth)
     return plgpu.kernel(
-        functools.partial(_body, epilogue, tiles),
+        functools.partial(_body, epilogue, tiles, len(beside)),
         out_type=epilogue.out_type,
         scratch_types=[
             swizzled(tiles.depth, 4, ROWS, ring.depth, unit=unit),
             swizzled(tiles.depth, 2, 2, ROWS, ring.depth, unit=unit),
             swizzled(ring.slots, 4, ring.depth, columns.lines, unit=unit),
             swizzled(ring.slots, 2, ring.depth, columns.planes, unit=unit),
-            plgpu.SMEM((COMPUTE, columns.lines), jnp.float32),
-            plgpu.Barrier(num_barriers=COMPUTE),
             plgpu.Barrier(num_arrivals=3, num_barriers=tiles.depth),
             plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=tiles.depth),
             plgpu.Barrier(num_arrivals=2, num_barriers=COMPUTE * ring.slots),
             plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=1, num_barriers=ring.slots),
-            epilogue.stage,
+            *epilogue.own,
         ],
         grid=(min(tiles.count, MULTIPROCESSORS // CLUSTER),),
         grid_names=("grid",),
@@ -152,7 +153,25 @@ def multiply(
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and only write what it reads
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(lines, planes, w_lines, w_planes, bias.astype(jnp.float32))
+    )(lines, planes, w_lines, w_planes, *beside)
+
+
+def bias_types(columns: Columns) -> tuple[Any, Any]:
+    """An epilogue's own memory for a bias of a tile, and its barrier."""
+    return plgpu.SMEM((COMPUTE, columns.lines), jnp.float32), plgpu.Barrier(num_barriers=COMPUTE)
+
+
+def load_bias(own: tuple[Any, ...], beside: tuple[Any, ...], row: jax.Array, column: jax.Array) -> None:
+    """Begin to load a tile's bias, `Epilogue.load`: `own` ends with `bias_types`, and the bias [T, l] is beside."""
+    del row
+    plgpu.copy_gmem_to_smem(beside[0].at[column], *own[-2:])
+
+
+def add_bias(sums: list[jax.Array], own: tuple[Any, ...]) -> list[jax.Array]:
+    """Sums with the tile's bias added to the invariant component."""
+    bias, loaded = own[-2:]
+    plgpu.barrier_wait(loaded)
+    return [sums[0] + jax.lax.broadcast_in_dim(bias[...], sums[0].shape, (1,)), *sums[1:]]
 
 
 class _Tiles(NamedTuple):
@@ -190,17 +209,17 @@ class _Scratch(NamedTuple):
     planes: Any
     w_lines: Any
     w_planes: Any
-    bias: Any
-    bias_loaded: Any
     rows_loaded: Any
     rows_consumed: Any
     loaded: Any  # by warpgroup and slot: a warpgroup waits only for its own tiles
     consumed: Any
-    stage: Any
 
 
-def _body(epilogue, tiles, *refs):
-    sources, results, scratch = refs[:5], refs[5:-11], _Scratch(*refs[-11:])
+def _body(epilogue, tiles, number, *refs):
+    sources, beside, others = refs[:4], refs[4 : 4 + number], refs[4 + number :]
+    first_own = len(others) - len(epilogue.own)
+    first_shared = first_own - len(_Scratch._fields)
+    results, scratch, own = others[:first_shared], _Scratch(*others[first_shared:first_own]), others[first_own:]
     warpgroup = jax.lax.axis_index("warpgroup")
     first, stride = jax.lax.axis_index("grid"), jax.lax.axis_size("grid")
     count = (tiles.count - first + stride - 1) // stride
@@ -214,6 +233,8 @@ def _body(epilogue, tiles, *refs):
     def _():
         plgpu.set_max_registers(REGISTERS[0], action="increase")
 
+        part = tuple(ref.at[warpgroup] for ref in own)
+
         @pl.loop(0, count)
         def _(n):
             row, first_column = tiles.at(n)
@@ -221,19 +242,16 @@ def _body(epilogue, tiles, *refs):
             @pl.loop(0, (tiles.columns - warpgroup + COMPUTE - 1) // COMPUTE)
             def _(i):
                 column = i * COMPUTE + warpgroup
-                bias, bias_loaded = scratch.bias.at[warpgroup], scratch.bias_loaded.at[warpgroup]
-                plgpu.copy_gmem_to_smem(sources[-1].at[first_column + column], bias, bias_loaded)
+                epilogue.load(part, beside, row, first_column + column)
                 sums = _contract(epilogue.columns, tiles, n, column, scratch, warpgroup)
-                plgpu.barrier_wait(bias_loaded)
-                sums[0] += jax.lax.broadcast_in_dim(bias[...], (ROWS, epilogue.columns.lines), (1,))
-                epilogue.store(sums, scratch.stage.at[warpgroup], results, row, first_column + column)
+                epilogue.store(sums, part, beside, results, row, first_column + column)
 
         plgpu.wait_smem_to_gmem(0)
 
 
 def _load_all(epilogue, tiles, count, sources, scratch):
     """Load the rows and weights of all tiles, in the order of their use."""
-    lines, planes, w_lines, w_planes, _ = sources
+    lines, planes, w_lines, w_planes = sources
     slots, depth, columns = scratch.w_lines.shape[0], scratch.w_lines.shape[2], epilogue.columns
 
     def load_rows(n, row, k):

@@ -48,6 +48,6 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
     if chosen == "gpu" and dispatch.hopper():
         from kernels.isotypic_attention import gpu
 
-        if gpu.supported(field, qkv, heads):
+        if gpu.supported(field, qkv, proj, heads):
             return gpu.attention(field, qkv, proj, heads)
     return reference.isotypic_attention(field, qkv, proj, heads, implementation=implementation)

@@ -1,7 +1,7 @@
 """Self-attention of a field on a Hopper GPU, for training: the first map writes heads as cuDNN's attention reads them.
 
 The kernel orders the channels of a head's vector (`hopper.heads`).  A gather brings the result, and the gradients of
-queries, keys and values, back to irreps; its transpose is the gather of the inverse order.
+queries, keys and values, back to irreps.  The result's gradient comes head by head from the same kernel.
 """
 
 import functools
@@ -16,12 +16,13 @@ from kernels.hopper import heads as heads_kernel
 from kernels.isotypic_linear import Field, Linear, linear
 
 
-def supported(field: Field, qkv: Linear, heads: int) -> bool:
-    """Whether there is a kernel for this dtype, width and number of heads."""
+def supported(field: Field, qkv: Linear, proj: Linear, heads: int) -> bool:
+    """Whether there are kernels for this dtype, width and number of heads."""
     weights, bias = qkv
     width, dtype = field[0].shape[-1], weights[0].dtype
-    octic = len(field) == 2 and bias is not None and all(a.dtype == dtype for a in (*field, *weights))
-    return octic and heads_kernel.supported(width, heads, dtype)
+    octic = len(field) == 2 and None not in (bias, proj[1])
+    same = all(a.dtype == dtype for a in (*field, *weights, *proj[0]))
+    return octic and same and all(heads_kernel.supported(width, heads, dtype, parts) for parts in (1, 3))
 
 
 def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
@@ -32,8 +33,8 @@ def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     vectors: Any = _heads(heads, *rows, *weights, bias)
     q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in vectors)
     y = attend(q, k, v).swapaxes(-2, -3)
-    y = _by_irrep(_permuted(_natural(heads, y.shape[-1]), y.reshape(-1, heads * y.shape[-1])))
-    return linear(tuple(a.reshape(len(a), *batch, a.shape[-1]) for a in y), proj)
+    field = _projected(y.reshape(-1, *y.shape[-2:]), *proj)
+    return tuple(a.reshape(len(a), *batch, a.shape[-1]) for a in field)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -53,15 +54,28 @@ def _heads_gradient(heads, arrays, gradients):
 _heads.defvjp(lambda heads, *arrays: (_heads(heads, *arrays), arrays), _heads_gradient)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _permuted(order, x):
-    return x[:, np.array(order)]
+@jax.custom_vjp
+def _projected(y, weights, bias):
+    """The map after attention, of head vectors [M, H, 8c]."""
+    return _with_residuals(y, weights, bias)[0]
 
 
-_permuted.defvjp(
-    lambda order, x: (_permuted(order, x), None),
-    lambda order, _, gradient: (gradient[:, np.argsort(order)],),
-)
+def _with_residuals(y, weights, bias):
+    _, heads, width = y.shape
+    field = _by_irrep(y.reshape(len(y), -1)[:, np.array(_natural(heads, width))])
+    return linear(field, (weights, bias)), (field, weights, bias, y)
+
+
+def _gradient_of_projected(residuals, gradients):
+    field, weights, bias, y = residuals
+    of_maps = jax.vjp(lambda *map: linear(field, map), weights, bias)[1](gradients)
+    lines, planes = weights
+    transposed = lines.swapaxes(1, 2), planes.T
+    (of_heads,) = heads_kernel.forward(*gradients, *transposed, jnp.zeros(lines.shape[1]), heads=y.shape[1])
+    return of_heads, *of_maps
+
+
+_projected.defvjp(_with_residuals, _gradient_of_projected)
 
 
 @functools.cache

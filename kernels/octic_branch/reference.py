@@ -6,10 +6,10 @@ from typing import NamedTuple
 import jax
 
 from kernels.isotypic_attention import isotypic_attention
-from kernels.isotypic_linear import Field, Linear, linear
+from kernels.isotypic_linear import Field, Linear
 from kernels.norm import Norm, normalise
 from kernels.norm.reference import over_tokens
-from kernels.octic_linear_gelu import octic_linear_gelu
+from kernels.octic_feed_forward import octic_feed_forward
 
 
 class Weights(NamedTuple):
@@ -60,14 +60,10 @@ def octic_attention(
 def octic_mlp(
     lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm, implementation: str = "xla"
 ) -> tuple[jax.Array, jax.Array]:
-    """x + scale * mlp(norm(x)); `implementation` as in `octic_linear_gelu`."""
+    """x + scale * mlp(norm(x)); `implementation` as in `octic_feed_forward`."""
 
     def body(field: Field, w: Weights) -> Field:
-        bias = w.first_bias.astype(w.first_lines.dtype)
-        hidden = octic_linear_gelu(
-            field[0], field[1], w.first_lines, w.first_planes, bias, implementation=implementation
-        )
-        return linear(hidden, w.second)
+        return octic_feed_forward(field, w.first, w.second, implementation=implementation)
 
     return _branch(body, (lines, planes), Weights(*weights), norm)
 

@@ -9,8 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from equivit.derivatives import linear
-from kernels import d8_gelu, dispatch, isotypic_linear
+from kernels import dispatch
 from kernels.octic_linear_gelu import reference
 
 NAME = "octic_linear_gelu"
@@ -70,37 +69,7 @@ def _octic_linear_gelu(implementation, lines, planes, *weights):
 @_octic_linear_gelu.defjvp
 def _derivative(implementation, arrays, slopes):
     # The derivative needs the result of the linear map.
-    if implementation == "gpu" and (kernel := _kernel_with_hidden(arrays[0], *arrays[2:])) is not None:
-        *hidden, lines, planes = kernel(*arrays)
-        along = jax.jvp(_map, arrays, slopes)[1]
-        pulled = functools.partial(_of_gelu, implementation)
-        return (lines, planes), linear(pulled, pulled, tuple(hidden), along)
     return jax.jvp(functools.partial(reference.octic_linear_gelu, implementation=implementation), arrays, slopes)
-
-
-def _map(lines, planes, w_lines, w_planes, bias):
-    return isotypic_linear.linear((lines, planes), ((w_lines, w_planes), bias))
-
-
-def _of_gelu(implementation, hidden, slopes):
-    """The product with the Jacobian of the GELU, which is symmetric."""
-    return d8_gelu.backward(*hidden, *slopes, implementation=implementation)
-
-
-def _kernel_with_hidden(lines, *weights):
-    """The Hopper kernel that writes the hidden field too, as `call(lines, planes, *weights)`; None if there is none."""
-    from kernels.hopper import gelu  # deferred, as in `d8_gelu`
-
-    c, f = weights[0].shape[1:]
-    if not dispatch.hopper() or not gelu.supported(c, f, lines.dtype):
-        return None
-
-    def plain(lines, planes, *weights):
-        hidden = _map(lines, planes, *weights)
-        return *hidden, *d8_gelu.d8_gelu(*hidden, implementation="xla")
-
-    kernels = dispatch.by_implementation(None, dispatch.on_rows(gelu.forward_with_hidden, 2))
-    return lambda *arrays: dispatch.run(NAME, "gpu", plain, kernels, arrays[:2], arrays[2:])
 
 
 def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array) -> None:

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import pytest
 
@@ -26,18 +25,6 @@ MAPS = (  # two blocks, one cluster
     Shape("rows that are padded", (2,), 69, 48, 128),
     Shape("depth of 32", (1,), 137, 64, 64),
 )
-
-
-@pytest.fixture
-def interpreter(monkeypatch):
-    """Kernels run in the interpreter, which also raises where two accesses race; few blocks, so that each has work."""
-    if not hasattr(plgpu, "force_gpu_interpret_mode"):
-        pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
-    monkeypatch.setattr(d8_gelu_gpu, "MULTIPROCESSORS", 1)
-    monkeypatch.setattr(d8_gelu_gpu, "BLOCKS", 1)
-    monkeypatch.setattr(octic_linear_gelu_gpu, "MULTIPROCESSORS", octic_linear_gelu_gpu.CLUSTER)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-        yield
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
+from kernels.d8_gelu.reference import d8_gelu
 from kernels.hopper import gelu, heads, norm, norm_gradient, residual, rows
 from kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from kernels.isotypic_attention import irrep_by_irrep
@@ -25,26 +25,12 @@ from kernels.norm import Norm, fork
 from kernels.norm.reference import centred, inverse_deviation, normalise, standardise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
-from kernels.octic_linear_gelu import octic_linear_gelu as octic_linear_gelu_op
+from kernels.octic_feed_forward import octic_feed_forward
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
 from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
-
-
-@pytest.fixture
-def interpreter(monkeypatch):
-    """Kernels run in the interpreter, which also raises where two accesses race; few blocks, so that each has work."""
-    if not hasattr(plgpu, "force_gpu_interpret_mode"):
-        pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
-    monkeypatch.setattr(norm, "MULTIPROCESSORS", 1)
-    monkeypatch.setattr(norm, "BLOCKS", 1)
-    monkeypatch.setattr(norm_gradient, "MULTIPROCESSORS", 1)
-    monkeypatch.setattr(residual, "MULTIPROCESSORS", residual.CLUSTER)
-    monkeypatch.setattr(rows, "MULTIPROCESSORS", rows.CLUSTER)
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-        yield
 
 
 def exactly(function, *arrays):
@@ -87,21 +73,15 @@ def test_the_gradient_of_the_norm_is_the_reference_s(m, c, dtype, narrow, interp
         assert max(np.abs(a - b).max() for a, b in zip(widen(found), other, strict=True)) > 0.1, name
 
 
-def by_components(lines, planes):
-    """A field as [8, *B, N, C]: A1, A2, B1, B2, both rows of the first copy of E, both of the second."""
-    return jnp.concatenate([lines, *jnp.split(planes, 2, axis=-1)])
-
-
 def draw_sum(m, f, c, stream):
     """Arguments of `residual.forward`, with terms of the same size."""
-    x, h = draw([(4, m, c), (2, m, 2 * c)], stream), draw([(8, m, f)], "bfloat16", seed=1)
+    x, h = draw([(4, m, c), (2, m, 2 * c)], stream), draw([(4, m, f), (2, m, 2 * f)], "bfloat16", seed=1)
     w = draw([(4, f, c)], "bfloat16", 2, f**-0.5) + draw([(2 * f, 2 * c)], "bfloat16", 3, (2 * f) ** -0.5)
     return (*x, *h, *w, *draw([(c,), (4, c), (2 * c,)], "float32", 4))
 
 
-def residual_reference(x_lines, x_planes, h, w_lines, w_planes, bias, scale_lines, scale_planes):
-    field = h[:4], jnp.concatenate([h[4:6], h[6:]], axis=-1)
-    lines, planes = linear(field, ((w_lines, w_planes), bias))
+def residual_reference(x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, bias, scale_lines, scale_planes):
+    lines, planes = linear((h_lines, h_planes), ((w_lines, w_planes), bias))
     return x_lines + scale_lines[:, None] * lines, x_planes + scale_planes * planes
 
 
@@ -118,48 +98,76 @@ def test_other_tiles_give_the_same_sum_and_a_wrong_one_is_caught(interpreter):
     tile = residual.Tile(width=32, depth=64, slots=2)
     found = jax.jit(functools.partial(residual.forward, tile=tile))(*arrays)
     assert_near(found, exactly(residual_reference, *arrays), absolute=1e-5)
-    *_, h, w_lines, w_planes, bias, scale_lines, scale_planes = widen(arrays)
+    names = ["h_lines", "h_planes", "w_lines", "w_planes", "bias", "scale_lines", "scale_planes"]
+    terms = dict(zip(names, widen(arrays[2:]), strict=True))
     wrong = {
-        "rows of E": (h[jnp.array([0, 1, 2, 3, 5, 4, 7, 6])], w_lines, w_planes, bias, scale_lines, scale_planes),
-        "copies of E": (h, w_lines, jnp.roll(w_planes, 64, axis=0), bias, scale_lines, scale_planes),
-        "irreps of the weights": (h, w_lines[::-1], w_planes, bias, scale_lines, scale_planes),
-        "no bias": (h, w_lines, w_planes, 0 * bias, scale_lines, scale_planes),
-        "irreps of the layer scale": (h, w_lines, w_planes, bias, scale_lines[::-1], scale_planes),
-        "copies of the layer scale": (h, w_lines, w_planes, bias, scale_lines, jnp.roll(scale_planes, 64)),
+        "rows of E": dict(h_planes=terms["h_planes"][::-1]),
+        "copies of E": dict(w_planes=jnp.roll(terms["w_planes"], 64, axis=0)),
+        "irreps of the weights": dict(w_lines=terms["w_lines"][::-1]),
+        "no bias": dict(bias=0 * terms["bias"]),
+        "irreps of the layer scale": dict(scale_lines=terms["scale_lines"][::-1]),
+        "copies of the layer scale": dict(scale_planes=jnp.roll(terms["scale_planes"], 64)),
     }
     for name, others in wrong.items():
-        other = residual_reference(*arrays[:2], *others)
+        other = residual_reference(*arrays[:2], **(terms | others))
         assert max(np.abs(a - b).max() for a, b in zip(found, other, strict=True)) > 0.1, name
 
 
 @pytest.mark.parametrize("m, c, f", [(197, 32, 96), (8, 96, 64), (130, 16, 128)])
 def test_the_gelu_is_the_reference_s(m, c, f, interpreter):
     arrays = draw_arguments(Shape("", (), m, c, f), "bfloat16")
-    found = jax.jit(gelu.forward)(*arrays)
-    assert_near([found], [by_components(*exactly(octic_linear_gelu, *arrays))])
+    assert_near(jax.jit(gelu.forward)(*arrays), exactly(octic_linear_gelu, *arrays))
 
 
-def test_the_gelu_s_gradient_begins_with_the_hidden_field_that_one_kernel_writes(interpreter):
-    arrays = draw_arguments(Shape("", (3,), 37, 32, 64), "bfloat16")
-    slopes = draw([(4, 3, 37, 64), (2, 3, 37, 128)], "bfloat16", seed=7)
-    op = functools.partial(octic_linear_gelu_op, implementation="gpu")
-    assert gelu.WITH_HIDDEN in str(jax.make_jaxpr(lambda *a: jax.vjp(op, *a)[1](slopes))(*arrays))
+def test_the_gradient_of_the_gelu_is_the_reference_s(interpreter):
+    m, c, f = 37, 32, 96
+    hidden, gradient = draw([(4, m, f), (2, m, 2 * f)], "bfloat16"), draw([(4, m, c), (2, m, 2 * c)], "bfloat16", 1)
+    weights = draw([(4, f, c)], "bfloat16", 2, c**-0.5) + draw([(2 * f, 2 * c)], "bfloat16", 3, (2 * c) ** -0.5)
+    found = jax.jit(gelu.backward)(*hidden, *gradient, *weights)
+
+    def expected(*hidden):
+        def of_mlp(lines, planes):
+            return linear(d8_gelu(lines, planes), (tuple(weights), None))
+
+        return exactly(lambda *gradient: jax.vjp(of_mlp, *hidden)[1](gradient), *gradient)
+
+    hidden, weights = widen(hidden), widen(weights)
+    assert_near(found, expected(*hidden))
+    lines, planes = hidden
+    wrong = {
+        "channels": (jnp.roll(lines, 16, axis=-1), jnp.roll(planes, 16, axis=-1)),
+        "rows of E": (lines, planes[::-1]),
+        "copies of E": (lines, jnp.roll(planes, f, axis=-1)),
+        "irreps": (lines[::-1], planes),
+    }
+    for name, other in wrong.items():
+        assert max(np.abs(a - b).max() for a, b in zip(widen(found), expected(*other), strict=True)) > 0.1, name
+
+
+def test_an_mlp_in_training_has_a_kernel_for_each_direction(interpreter):
+    field, w_lines, w_planes, bias = (arrays := draw_arguments(Shape("", (3,), 7, 32, 64), "bfloat16"))[:2], *arrays[2:]
+    second = draw([(4, 64, 32)], "bfloat16", 5, 0.1) + draw([(128, 64), (32,)], "bfloat16", 6, 0.1)
+    arrays, slopes = (*field, w_lines, w_planes, bias, *second), draw([a.shape for a in field], "bfloat16", seed=7)
+
+    def on(implementation, lines, planes, w_lines, w_planes, bias, v_lines, v_planes, other):
+        first, second = ((w_lines, w_planes), bias), ((v_lines, v_planes), other)
+        return octic_feed_forward((lines, planes), first, second, implementation=implementation)
+
+    op = functools.partial(on, "gpu")
+    text = str(jax.make_jaxpr(lambda *a: jax.vjp(op, *a)[1](slopes))(*arrays))
+    assert gelu.WITH_HIDDEN in text and gelu.BACKWARD in text
     found = value_and_gradient(op, arrays, slopes)
     with jax.default_matmul_precision("highest"):
-        expected = value_and_gradient(octic_linear_gelu, widen(arrays), widen(slopes))
-    for a, b in zip(widen(found), widen(expected), strict=True):  # the hidden field is rounded, sums are of 111 rows
+        expected = value_and_gradient(functools.partial(on, "xla"), widen(arrays), widen(slopes))
+    for a, b in zip(widen(found), widen(expected), strict=True):  # both hidden fields are rounded, sums are of 21 rows
         assert float(jnp.abs(a - b).max()) < 0.02 * float(jnp.abs(b).max())
-    hidden = exactly(lambda *a: by_components(*linear(a[:2], (a[2:4], a[4]))), *arrays)
-    rows_of = [a.reshape(len(a), -1, a.shape[-1]) for a in arrays[:2]]
-    lines, planes, *_ = gelu.forward_with_hidden(*rows_of, *arrays[2:])
-    assert_near([by_components(lines, planes).reshape(hidden.shape)], [hidden])
 
 
 def test_parts_of_the_same_rows_go_to_different_clusters(interpreter, monkeypatch):
     monkeypatch.setattr(rows, "MULTIPROCESSORS", 2 * rows.CLUSTER)
     assert rows._Tiles.cut(1, 4, 1).parts == 2
     arrays = draw_arguments(Shape("", (), 37, 16, 128), "bfloat16")
-    assert_near([jax.jit(gelu.forward)(*arrays)], [by_components(*exactly(octic_linear_gelu, *arrays))])
+    assert_near(jax.jit(gelu.forward)(*arrays), exactly(octic_linear_gelu, *arrays))
 
 
 @pytest.mark.parametrize("m, width, number", [(37, 32, 4), pytest.param(70, 80, 8, id="10 channels"), (8, 64, 4)])
@@ -171,14 +179,15 @@ def test_heads_are_the_reference_s_and_come_apart(m, width, number, interpreter)
     lines, planes = exactly(lambda *a: linear(a[:2], (a[2:4], a[4])), *field, *w)
     for y, k in zip(found, range(3), strict=True):
         part = [leaf[..., k * (n := leaf.shape[-1] // 3) : (k + 1) * n] for leaf in (lines, planes)]
-        assert_near([heads.apart(y)], [by_components(*part)])
+        assert_near(heads.apart(y), part)
 
 
 def test_an_order_that_differs_is_caught():
     y = jnp.arange(2 * 8 * 80).reshape(2, 8, 80)
-    assert (heads.apart(y) != by_components(*irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2))).any()
+    of_reference = irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2)
+    assert any((a != b).any() for a, b in zip(heads.apart(y), of_reference, strict=True))
     y = y[..., :64]  # heads of 8 channels are in the order of the reference
-    np.testing.assert_array_equal(heads.apart(y), by_components(*irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2)))
+    jax.tree.map(np.testing.assert_array_equal, heads.apart(y), irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2))
 
 
 def mixed(arrays):
@@ -302,6 +311,7 @@ def test_what_is_supported():
         assert gelu.supported(c, f, jnp.bfloat16) and not gelu.supported(c, f, jnp.float32)
     assert all(heads.supported(c, n, jnp.bfloat16) for c, n in ((96, 12), (128, 16), (128, 8), (160, 16)))
     assert not norm.supported(48, jnp.float32)  # a warp holds 32 channels
+    assert heads.supported(32, 4, jnp.bfloat16) and not heads.supported(32, 4, jnp.bfloat16, parts=1)  # two tiles
     assert norm_gradient.supported(160, jnp.float32, jnp.bfloat16)
     assert not norm_gradient.supported(160, jnp.float32, jnp.float16)
     assert not gelu.supported(208, 1024, jnp.bfloat16)  # ViT-G: shared memory does not hold 64 rows
@@ -310,10 +320,10 @@ def test_what_is_supported():
         assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
 
 
-@pytest.mark.parametrize("batch, width, number", [((2,), 32, 4), pytest.param((1, 2), 80, 8, id="10 channels")])
+@pytest.mark.parametrize("batch, width, number", [((2,), 64, 4), pytest.param((1, 2), 80, 8, id="10 channels")])
 def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, interpreter, monkeypatch):
     """By the heads of the kernel, whose order a wrong permutation would betray."""
-    tokens = 21
+    tokens = 11
     field = draw([(4, *batch, tokens, width), (2, *batch, tokens, 2 * width)], "bfloat16", scale=1.0)
     qkv = draw([(4, width, 3 * width), (2 * width, 6 * width)], "bfloat16", 1, width**-0.5)
     proj = draw([(4, width, width), (2 * width, 2 * width)], "bfloat16", 2, width**-0.5)
