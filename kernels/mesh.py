@@ -28,6 +28,14 @@ def even(size: int, groups: int) -> int:
     return -(-size // unit) * unit
 
 
+def split_images(x: jax.Array) -> jax.Array:
+    """The same array [..., B, N, C], with its images split over all devices, which must divide their number."""
+    if not splits():
+        return x
+    axes = jax.sharding.get_abstract_mesh().axis_names
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), axes))
+
+
 def gathered(tree: T) -> T:
     """The same arrays, whole on every device; XLA splits their gradients again.
 

@@ -78,11 +78,12 @@ def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array)
         return leaf.reshape(*leaf.shape[:-4], -1, *leaf.shape[-2:])
 
     def take(leaf):
-        return joined(_take(grouped(leaf, images), kept, mode))
+        return mesh.split_images(joined(_take(grouped(leaf, images), kept, mode)))
 
     def add(leaf, part):
         rows = grouped(leaf, images).astype(jnp.result_type(leaf, part))
-        return joined(_add(rows, kept, grouped(scale * part, kept.shape[1]).astype(rows.dtype), mode))
+        part = grouped(mesh.split_images(scale * part), kept.shape[1])
+        return joined(_add(rows, kept, part.astype(rows.dtype), mode))
 
     return jax.tree.map(add, x, branch(jax.tree.map(take, x)))
 
