@@ -152,6 +152,7 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     """
     import jax
 
+    from equivit import targets
     from equivit.training import sharding
 
     mesh = sharding.create_mesh(config.mesh)
@@ -159,8 +160,8 @@ def memory(config: ConfigDict) -> dict[str, dict[str, int]]:
     batch = _batch(config, model.config.input_shape[-1], mesh, training=False)
     with jax.set_mesh(mesh):
         return {
-            "forward": _bytes(_forward_pass(config, model, mesh, batch)),
-            "train": _bytes(_training_step(config, model, mesh)),
+            "forward": targets.memory(_forward_pass(config, model, mesh, batch).compile()),
+            "train": targets.memory(_training_step(config, model, mesh).compile()),
         }
 
 
@@ -254,19 +255,6 @@ def _batch(config, channels, mesh, *, training) -> dict[str, Any]:
     )
     rows = jax.sharding.NamedSharding(mesh, sharding.batch(mesh))
     return {name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for name, a in shapes.items()}
-
-
-def _bytes(lowered) -> dict[str, int]:
-    stats = lowered.compile().memory_analysis()
-    if stats is None:
-        raise ValueError("--memory: this platform's compiler does not report the memory of a program.")
-    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return {
-        "arguments": stats.argument_size_in_bytes,
-        "outputs": stats.output_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
-        "peak": held + stats.temp_size_in_bytes,
-    }
 
 
 def _forward(model, images):

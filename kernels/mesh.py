@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from equivit.derivatives import linear
 
+HOST = 8  # devices of a host
 SPLIT = ("hosts", "fsdp")  # axes that parameters are split along, if the mesh has them
 T = TypeVar("T")
 
@@ -18,6 +19,21 @@ def splits() -> bool:
     """Whether the ambient mesh may split arrays."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1 and all(kind == AxisType.Auto for kind in mesh.axis_types)
+
+
+def even(size: int, groups: int) -> int:
+    """The least number of rows, at least `size`, of which `groups` times as many split evenly over all devices."""
+    devices = jax.sharding.get_abstract_mesh().size if splits() else 1
+    unit = devices // math.gcd(devices, groups)
+    return -(-size // unit) * unit
+
+
+def split_images(x: jax.Array) -> jax.Array:
+    """The same array [..., B, N, C], with its images split over all devices, which must divide their number."""
+    if not splits():
+        return x
+    axes = jax.sharding.get_abstract_mesh().axis_names
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), axes))
 
 
 def gathered(tree: T) -> T:

@@ -109,7 +109,7 @@ def test_a_stage_has_the_model_of_the_weights_and_the_recipe_of_the_config(place
         assert config.model.image_size == (16, 32) and not config.model.class_token
         assert config.model.num_classes == 10  # of the recipe: the data decide
     built = [zoo.configuration(**{**config.model, "num_classes": 10}) for config in (first, second)]
-    assert [tuple(one) for one in built[1].replaced] == [(2, "dw", 3, None)] and not built[0].replaced
+    assert [tuple(one) for one in built[1].replaced] == [(2, "dw", 3, None, "released")] and not built[0].replaced
 
 
 KNN = ["--config.evaluation.suite=knn", "--config.evaluation.knn.ks=(1000,)"]

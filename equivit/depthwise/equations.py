@@ -66,6 +66,12 @@ def neighbours(values: jax.Array, grid: tuple[int, ...], kernel_size: int) -> ja
     return jnp.stack(views, axis=-2).reshape(*values.shape[:-1], len(views), values.shape[-1])
 
 
+def _with_one(near: jax.Array, weight: jax.Array) -> jax.Array:
+    """The neighbours and, for a bias, 1, times the weight [*B, 1, 1] of an image."""
+    one = jnp.broadcast_to(weight[..., None], (*near.shape[:-2], 1, near.shape[-1]))
+    return jnp.concatenate([near, one.astype(near.dtype)], axis=-2)
+
+
 def of_channels(near: jax.Array, targets: jax.Array) -> Equations:
     """The equations of the taps of each channel: near [*B, k k, C], targets [*B, C]; n = C, m = k k."""
     near, targets = near.reshape(-1, *near.shape[-2:]), targets.reshape(-1, targets.shape[-1])
@@ -118,10 +124,10 @@ def streamed(step: Callable, batches: Iterable[Any], *arguments: Any) -> Any:
 
 
 def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array) -> Equations:
-    """The equations of the taps of `new`, a replacement of `attention`, for the inputs x of the module.
+    """The equations of the taps of `new`, a replacement of `attention`; its bias is the last unknown of a channel.
 
-    The targets are the attention's outputs before the projection.  For fields, the values on each group element are
-    samples of the same taps, transformed by the element.
+    x are the inputs of both modules; the targets are the attention's outputs before the projection.  For fields, the
+    values on each group element are samples of the same taps, transformed by the element.
     """
     values, targets = new.value(x), bare(attention)(x, layout)
     if isinstance(values, Isotypic):
@@ -130,21 +136,26 @@ def channels(attention: Any, new: Any, x: Any, layout: Layout, weight: jax.Array
         values, targets = (channels_of_heads(a, new.heads, new.num_heads) for a in (values, targets))
     weight = weight[:, None, None]
     near = neighbours(values * weight, layout.grid, new.kernel_size)
+    if isinstance(new, ReplacedAttention) and new.bias_follows:  # taps outside the grid meet it too
+        bias = channels_of_heads(new.value.bias[...], new.heads, new.num_heads)
+        near += bias * (1 - neighbours(jnp.ones(values.shape[-2:]), layout.grid, new.kernel_size)) * weight[..., None]
     if isinstance(x, Isotypic):
         order = [_unmoved(element, new.kernel_size) for element in x.group.regular_order]
         near = jnp.stack([part[..., taps, :] for part, taps in zip(near, order, strict=True)])
+    near = near if new.bias is None else _with_one(near, weight)
     found = of_channels(near, targets * weight)
     return found.by_head(len(new.taps[...])) if new.kind == "conv" else found
 
 
 def ensemble(attention: Any, new: Any, x: jax.Array, layout: Layout, weight: jax.Array) -> Equations:
-    """The equations of an ensemble's taps, in one system; the targets are the outputs of the module."""
+    """The equations of an ensemble's taps and bias, in one system; the targets are the outputs of the module."""
     folded = new.folded()
     out = folded.proj.weight[...]
     targets = attention(x, layout) - (0.0 if folded.proj.bias is None else folded.proj.bias[...])
     weight = weight[:, None, None]
     targets = _product("...o,co->...c", targets * weight, out)
     near = neighbours(folded.values.value(x) * weight, layout.grid, new.kernel_size)
+    near = near if new.bias is None else _with_one(near, weight)
     rows = near.reshape(-1, *near.shape[-2:])
     gram = _product("tic,tjd->icjd", rows, rows) * _product("co,do->cd", out, out)[:, None, :]
     moment = _product("tic,tc->ic", rows, targets.reshape(len(rows), -1))

@@ -1,12 +1,12 @@
-"""Initialise convolution taps from the attention they replace, and rank blocks by the error this causes.
+"""Start convolution taps from the attention they replace, and rank blocks by the error this causes.
 
-The attention of a head is a matrix E(x), tokens by tokens, applied to its values V.  Two methods approximate it:
+The attention of a head is a matrix E(x), tokens by tokens, applied to its values V.  Two starts approximate it:
 
 - "projection": the convolution nearest to E on average over images, the diagonal averages of E's mean;
 - "least_squares": the convolution whose outputs are nearest to E V, which also depends on the values.
 
 `fit` replaces blocks from first to last, each in the model with all earlier blocks replaced.  `damage` replaces each
-block alone; its scores rank blocks as Sigma does.  The paper uses random taps and Sigma; both methods here are ours.
+block alone; its scores rank blocks as Sigma does.  Both starts and this score are ours, not of the paper.
 """
 
 import functools
@@ -21,13 +21,14 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.depthwise import equations, replacement
 from equivit.depthwise.equations import Equations, streamed
-from equivit.layers.depthwise import BY_HEAD, IsotypicReplacedAttention, replace_attention
+from equivit.layers import taps
+from equivit.layers.depthwise import BY_HEAD, TEMPERATURES, IsotypicReplacedAttention, replace_attention
 from equivit.layers.rngs import Keys
 from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 
-METHODS = ("normal", "projection", "least_squares")
+STARTS = (*taps.STARTS, "projection", "least_squares")
 RIDGE = 1e-4  # of the mean of the diagonal
 SHARE = 0.9  # weight of the best head in an ensemble
 
@@ -38,7 +39,8 @@ def fit(
     batches: Iterable[Any],
     *,
     kind: str = "dw",
-    method: str = "least_squares",
+    form: str = "released",
+    start: str | None = "least_squares",
     kernel_size: int = 3,
     refit: bool = False,
     ridge: float = RIDGE,
@@ -55,27 +57,30 @@ def fit(
         are iterated several times.  Under a mesh, only the rows of this process.
       kind: of the replacement.  "ens_dw" starts with a weight of 0.9 on the head whose separate fit is best, and fits
         the taps to the output of the module.
-      method: "normal" (random taps), "projection" (of "dw" and "conv") or "least_squares" (of all but "spvit").
+      form: of the replacement.
+      start: "projection" (of "dw" and "conv"), "least_squares" (of these and "ens_dw"), one of `taps.STARTS`, or None
+        for the start of the form.
       refit: also fit the output projection, for "dw" and "conv" of dense blocks.
       ridge: ridge of all fits, relative to the mean of the diagonal.
-      rngs: draws normal taps; seed 0 if None.
+      rngs: draws taps; seed 0 if None.
 
-    Raises ValueError for an unknown method, a method that the kind or the model does not support, no images, images
-    that differ in size, a batch larger than the first, or as in `replacement.replace`.
+    Raises ValueError for an unknown start, a start that the kind or the model does not support, no images, images that
+    differ in size, a batch larger than the first, or as in `replacement.replace`.
     """
-    errors.one_of("fit: method", method, METHODS)
+    errors.one_of("fit: start", start, (None, *STARTS))
     result: Any = model
-    where = {one.block: one.heads for one in replacement.entries("fit", where, kind, kernel_size)}
+    where = {one.block: one.heads for one in replacement.entries("fit", where, kind, kernel_size, form)}
     found, rngs = {}, Keys(0) if rngs is None else rngs
+    drawn = start if start in taps.STARTS else None
     for index in where:
-        options: dict[str, Any] = dict(kind=kind, kernel_size=kernel_size, rngs=rngs)
+        options: dict[str, Any] = dict(kind=kind, form=form, kernel_size=kernel_size, start=drawn, rngs=rngs)
         after: Any = replacement.replace(result, {index: where[index]}, **options)
         new = after.blocks[index].attention
-        _check(new, method, refit)
+        _check(new, start, refit)
         sums = functools.partial(_sums, result, index, batches)
-        if method == "projection":
+        if start == "projection":
             new = _with(new, taps=_projected(new, *sums(equations.projections, new)))
-        elif method == "least_squares":
+        elif start == "least_squares":
             new = _fitted(new, result.blocks[index].attention, sums, ridge)
         if refit:
             weight, bias = sums(equations.outputs, new).solved(ridge)
@@ -86,7 +91,9 @@ def fit(
     return result, found
 
 
-def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size: int = 3) -> np.ndarray:
+def damage(
+    model: ViT, batches: Iterable[Any], *, kind: str = "dw", form: str = "released", kernel_size: int = 3
+) -> np.ndarray:
     """The error caused by replacing each block alone: [depth], scores to rank blocks like Sigma's.
 
     The error is the squared distance between the branch with the best taps and the attention branch, divided by the
@@ -104,23 +111,27 @@ def damage(model: ViT, batches: Iterable[Any], *, kind: str = "dw", kernel_size:
             f"{config.prefix} tokens before the patches, {len(config.replaced)} replaced and {config.k} of "
             f"{config.depth} equivariant blocks.  Measure it before blocks are replaced, and take patches_only(model)."
         )
-    found = streamed(functools.partial(_all_equations, kind, kernel_size), batches, model)
-    new = replace_attention(model.blocks[0].attention, kind, kernel_size=kernel_size)
-    taps = [_as_taps(new, Equations(*parts).solved(RIDGE)) for parts in zip(*found, strict=True)]
-    taps = np.stack(taps).astype(new.taps.dtype)
-    return np.divide(*streamed(functools.partial(_all_distances, kind, kernel_size), batches, model, taps))
+    how = (kind, form, kernel_size)
+    found = streamed(functools.partial(_all_equations, how), batches, model)
+    new = _replaced(model.blocks[0], *how)
+    fits = [_tensors(new, Equations(*parts).solved(RIDGE)) for parts in zip(*found, strict=True)]
+    stacked = jax.tree.map(lambda *of_blocks: np.stack(of_blocks).astype(new.taps.dtype), *fits)
+    return np.divide(*streamed(functools.partial(_all_distances, how), batches, model, stacked))
 
 
 # ---- One block
 
 
-def _check(new: Any, method: str, refit: bool) -> None:
-    """Raise ValueError for a method that the replacement does not support."""
-    if method == "least_squares" and new.kind == "spvit":
-        raise ValueError("fit: the outputs of kind='spvit' are not linear in its taps; take method='normal'.")
-    if method == "projection" and new.kind not in BY_HEAD:
-        other = "normal" if new.kind == "spvit" else "least_squares"
-        raise ValueError(f"fit: kind={new.kind!r} has no taps per head to project; take method={other!r}.")
+def _check(new: Any, start: str | None, refit: bool) -> None:
+    """Raise ValueError for a start or a refit that the replacement does not support."""
+    fitted = ("projection", "least_squares") if new.kind in BY_HEAD else ("least_squares",) * (new.kind == "ens_dw")
+    if start in ("projection", "least_squares") and start not in fitted:
+        reason = {"spvit": "whose outputs are not linear in its taps", "identity": "which has no taps"}.get(
+            new.kind, "which has no taps for each head"
+        )
+        raise ValueError(
+            f"fit: start={start!r} is not for kind={new.kind!r}, {reason}; take start={(*fitted, None)[0]!r}."
+        )
     if refit and (new.kind not in BY_HEAD or isinstance(new, IsotypicReplacedAttention)):
         raise ValueError("fit: refit=True is for the kinds 'dw' and 'conv' of dense blocks; take refit=False.")
 
@@ -141,29 +152,33 @@ def _step(function, index, model, new, images, weight):
 def _fitted(new: Any, attention: Any, sums: Callable, ridge: float) -> Any:
     """The replacement with least-squares taps."""
     if new.kind != "ens_dw":
-        return _with(new, taps=_as_taps(new, sums(equations.channels, new).solved(ridge)))
-    by_channel = replace_attention(attention, "dw", kernel_size=new.kernel_size)
-    new = _with(new, gamma=_gamma(sums(equations.channels, by_channel), new.num_heads, ridge))
-    return _with(new, taps=sums(equations.ensemble, new).solved(ridge).reshape(new.taps.shape))
+        return _with(new, **_tensors(new, sums(equations.channels, new).solved(ridge)))
+    by_channel = replace_attention(attention, "dw", form=new.form, kernel_size=new.kernel_size)
+    logits = _logits(sums(equations.channels, by_channel), new.num_heads, ridge)
+    new = _with(new, gamma=TEMPERATURES[new.form] * logits)
+    solution = sums(equations.ensemble, new).solved(ridge).reshape(-1, new.taps.shape[-1])
+    return _with(new, **_tensors(new, solution.T))
 
 
-def _as_taps(new: Any, solutions: np.ndarray) -> np.ndarray:
-    """Solutions [n, k k] in the layout of the taps: conv [n, k, k], dw [k, k, n]."""
-    taps = solutions.reshape(-1, new.kernel_size, new.kernel_size)
-    return taps if new.kind == "conv" else np.moveaxis(taps, 0, -1)
+def _tensors(new: Any, solutions: np.ndarray) -> dict[str, np.ndarray]:
+    """Solutions [n, k k], or [n, k k + 1] with a bias, in the layout of the tensors: conv [n, k, k], dw [k, k, n]."""
+    size = new.kernel_size
+    taps = solutions[:, : size**2].reshape(-1, size, size)
+    found = {"taps": taps if new.kind == "conv" else np.moveaxis(taps, 0, -1)}
+    return found if new.bias is None else found | {"bias": solutions[:, -1]}
 
 
-def _projected(new: Any, taps: Any, images: np.ndarray) -> np.ndarray:
+def _projected(new: Any, filters: Any, images: np.ndarray) -> np.ndarray:
     """The mean over images of the taps of heads [H, k, k], in the layout of the replacement."""
-    taps = taps[list(getattr(new, "heads", range(new.num_heads)))] / images
+    filters = filters[list(getattr(new, "heads", range(new.num_heads)))] / images
     if isinstance(new, IsotypicReplacedAttention):  # the channels of all group elements share their taps
         group = FLIP if new.value.planes is None else OCTIC
-        taps = np.mean([fields.act_on_grid(g, taps, (1, 2)) for g in group.elements], axis=0)
-    channels = new.taps.shape[-1] // len(taps)
-    return taps if new.kind == "conv" else np.repeat(np.moveaxis(taps, 0, -1), channels, axis=-1)
+        filters = np.mean([fields.act_on_grid(g, filters, (1, 2)) for g in group.elements], axis=0)
+    channels = new.taps.shape[-1] // len(filters)
+    return filters if new.kind == "conv" else np.repeat(np.moveaxis(filters, 0, -1), channels, axis=-1)
 
 
-def _gamma(found: Equations, num_heads: int, ridge: float) -> np.ndarray:
+def _logits(found: Equations, num_heads: int, ridge: float) -> np.ndarray:
     """Logits [H] that give SHARE to the head with the smallest relative error of its own taps."""
     left = found.energy - (found.moment * found.solved(ridge)).sum(-1)
     left, energy = (a.reshape(num_heads, -1).sum(-1) for a in (left, found.energy))
@@ -181,22 +196,25 @@ def _with(module: Any, **tensors: np.ndarray) -> Any:
 # ---- All blocks
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _all_equations(kind, kernel_size, model, images, weight):
+def _replaced(block: Any, kind: str, form: str, kernel_size: int) -> Any:
+    return replace_attention(block.attention, kind, form=form, kernel_size=kernel_size)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _all_equations(how, model, images, weight):
     def collect(block, x, layout):
-        new = replace_attention(block.attention, kind, kernel_size=kernel_size)
+        new = _replaced(block, *how)
         return equations.channels(block.attention, new, block.norm1(x), layout, weight)
 
     return tuple(model.collected(images, collect))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _all_distances(kind, kernel_size, model, taps, images, weight):
+@functools.partial(jax.jit, static_argnums=0)
+def _all_distances(how, model, fits, images, weight):
     """For each block, the sums of squares of the change of its branch and of the stream before it: [depth] each."""
 
     def fold(sums, index, block, x, layout):
-        new = replace_attention(block.attention, kind, kernel_size=kernel_size)
-        new.taps.set_value(taps[index])
+        new = logical.put(_replaced(block, *how), {name: array[index] for name, array in fits.items()})
         y = block.norm1(x)
         change = jax.tree.map(jnp.subtract, *(block.scale1(module(y, layout)) for module in (new, block.attention)))
         parts = equations.squares(change, weight), equations.squares(x, weight)

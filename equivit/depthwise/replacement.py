@@ -61,21 +61,23 @@ def replace(
     where: Mapping[int, tuple[int, ...] | None],
     *,
     kind: str = "dw",
+    form: str = "released",
     kernel_size: int = 3,
+    start: str | None = None,
     rngs: nnx.Rngs | None = None,
 ) -> nnx.Module:
     """Replace the attention of some blocks (`layers/depthwise.py`).
 
     Args:
       where: the heads to replace by block; None for all.
-      kind, kernel_size: shared by these blocks; call this function again for blocks of another kind.
-      rngs: draws the taps, normal with deviation 0.02; seed 0 if None.
+      kind, form, kernel_size, start: shared by these blocks; call this function again for blocks of another kind.
+      rngs: draws the taps; seed 0 if None.
 
-    Raises ValueError for blocks or heads that are not integers or do not exist, an unknown kind, even k, a block that
-    is already replaced, or a model with tokens before the patches.
+    Raises ValueError for blocks or heads that are not integers or do not exist, an unknown kind, form or start, even k,
+    a block that is already replaced, or a model with tokens before the patches.
     """
     _check_vit("replace", model)
-    config, added = model.config, entries("replace", where, kind, kernel_size)
+    config, added = model.config, entries("replace", where, kind, kernel_size, form)
     where = {one.block: one.heads for one in added}
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
         raise ValueError(f"replace: block {twice[0]} is already replaced; start from the original model.")
@@ -85,7 +87,7 @@ def replace(
     for one in config.replaced:
         if one.block in where:
             attention = model.blocks[one.block].attention
-            options: dict[str, Any] = dict(kernel_size=kernel_size, heads=one.heads, rngs=rngs)
+            options: dict[str, Any] = dict(form=form, kernel_size=kernel_size, heads=one.heads, start=start, rngs=rngs)
             new = logical.to_logical(replace_attention(attention, kind, **options), nnx.Variable)
             tensors |= {f"blocks.{one.block}.attention.{name}": tensor for name, tensor in new.items()}
     return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
@@ -105,11 +107,13 @@ def with_backbone(model: ModelModule, new: ModelModule) -> ModelModule:
     return copy
 
 
-def entries(name: str, where: Any, kind: str, kernel_size: int) -> tuple[Replaced, ...]:
+def entries(name: str, where: Any, kind: str, kernel_size: int, form: str) -> tuple[Replaced, ...]:
     """The entries of `ViTConfig.replaced` for `where` as in `replace`; ValueError if it is malformed."""
     if not isinstance(where, Mapping):
         raise ValueError(f"{name}: where={errors.shown(where)} must give heads by block, such as {{3: None, 7: (0,)}}.")
-    return as_replaced(name, [(_plain(block), kind, kernel_size, _plain(heads)) for block, heads in where.items()])
+    return as_replaced(
+        name, [(_plain(block), kind, kernel_size, _plain(heads), form) for block, heads in where.items()]
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -68,7 +68,7 @@ class Linear(nnx.Module):
     def holding(self, weights: tuple[jax.Array], bias: jax.Array | None) -> "Linear":
         """A copy of the map with these arrays."""
         copy = jax.tree.map(lambda a: a, self)
-        copy.weight, copy.bias = nnx.Param(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
+        copy.weight, copy.bias = self.weight.replace(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
         return copy
 
 

@@ -2,16 +2,26 @@
 
 The values V_h = x W_V[h] + b_V[h] of the H heads and the output projection are inherited from the attention:
 
-| kind   | taps        | computes, before the projection                                                 | Eq.    |
-|--------|-------------|---------------------------------------------------------------------------------|--------|
-| conv   | [H, k, k]   | each V_h convolved with the taps of its head; folded into one dense convolution | 9, 10  |
-| dw     | [k, k, D]   | each channel of V convolved with its own taps                                   | 11     |
-| spvit  | [H, k, k]   | the heads averaged, at each tap by softmax(taps) over the heads                 | A.4    |
-| ens_dw | [k, k, D/H] | the heads averaged by softmax(gamma), then each channel with its own taps       | 12, 13 |
+| kind     | taps        | computes, before the projection                                                 | Eq.    |
+|----------|-------------|---------------------------------------------------------------------------------|--------|
+| conv     | [H, k, k]   | each V_h convolved with the taps of its head; folded into one dense convolution | 9, 10  |
+| dw       | [k, k, D]   | each channel of V convolved with its own taps                                   | 11     |
+| spvit    | [H, k, k]   | the heads averaged, at each tap by a softmax of the taps over the heads         | A.4    |
+| ens_dw   | [k, k, D/H] | the heads averaged by a softmax of gamma, then each channel with its own taps   | 12, 13 |
+| identity | none        | V itself, so that values and projection are one linear map                      |        |
 
-Positions outside the grid are zero and add no bias, so tokens at the border get less of b_V.
+Tokens outside the grid are zero.  The paper and the code that its authors released differ:
 
-Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution".
+|                                 | form="released" (default)               | form="printed" (the paper)               |
+|---------------------------------|-----------------------------------------|------------------------------------------|
+| depthwise convolutions          | have a bias                             | have none                                |
+| b_V in "conv" and "spvit"       | is added behind the convolution         | before, so that border tokens get less   |
+| softmax over heads              | has temperature 0.01                    | has temperature 1                        |
+| convolution of "spvit"          | is followed by a ReLU                   | is not                                   |
+| taps at the start               | a blur; of "ens_dw" uniform             | normal                                   |
+
+Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution"; github.com/cscribano/DWConv_VFM, in which
+biases of convolutions start as PyTorch draws them.  Here they start at 0.
 """
 
 from typing import Any
@@ -23,47 +33,76 @@ from flax import nnx
 
 from equivit import errors
 from equivit.layers import dense, isotypic
-from equivit.layers.depthwise_conv import (
-    MODES,
-    Grid,
-    Pair,
-    check_taps,
-    check_wrap,
-    depthwise_conv,
-    filled_grid,
-    isotypic_depthwise_conv,
-)
+from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
+from equivit.layers.folded_attention import DenseValues, DepthwiseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
+from equivit.layers.taps import check_start, default_start, drawn
 from equivit.symmetry.fields import Isotypic
-from kernels.attention import attend, head_by_head, side_by_side, split_heads
-from kernels.convolution import convolve
+from kernels.attention import attend, head_by_head, side_by_side
 
-KINDS = ("conv", "dw", "spvit", "ens_dw")
-BY_HEAD = ("conv", "dw")  # the others average all heads, so no head can stay attention
-TAPS_INIT = nnx.initializers.normal(0.02)  # the paper: a zero-mean normal, deviation not given
+KINDS = ("conv", "dw", "spvit", "ens_dw", "identity")
+FORMS = ("released", "printed")
+BY_HEAD = ("conv", "dw")  # the others merge all heads, so no head can stay attention
+TEMPERATURES = {"released": 0.01, "printed": 1.0}
 
 
 class _Replaced(nnx.Module):
-    """The base class: values, taps and projection, and the error of `weights`."""
+    """The base class, with the error of `weights`."""
 
-    def __init__(
-        self, value: Any, proj: Any, taps: jax.Array, *, num_heads: int, kind: str = "dw", padding: str = "zeros"
-    ):
-        self.value, self.proj = value, proj
-        # Low precision rounds factors of products; spvit taps go through a softmax first.
-        self.taps = nnx.Param(taps, decay=False, product=kind != "spvit")
-        self.kind, self.num_heads, self.padding, self.kernel_size = kind, num_heads, padding, taps.shape[1]
+    kind: str
+    replacement = "a convolution"
 
     def weights(self, x: Any, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
         """Raises: there are no attention weights."""
         raise ValueError(
-            f"attention_weights: the attention of this block is replaced by a convolution ({self.kind}), which has no "
-            "weights; take another block."
+            f"attention_weights: the attention of this block is replaced by {self.replacement} ({self.kind}), which "
+            "has no weights; take another block."
         )
 
 
-class ReplacedAttention(_Replaced):
+class LinearAttention(_Replaced):
+    """Attention replaced by the kind "identity": each token gets its own value.
+
+    Shapes: [*B, N, in_features], or a field -> the same with `width` channels.
+
+    Args:
+      layer: values and projection in one map.
+    """
+
+    kind, replacement = "identity", "a linear map"
+
+    def __init__(self, layer: dense.Linear | isotypic.Linear):
+        self.linear = layer
+
+    def __call__(self, x: Any, grid: Grid = None) -> Any:
+        return self.linear(x)
+
+
+class _Convolved(_Replaced):
+    """The base class of convolutions: values, taps, bias and projection."""
+
+    def __init__(
+        self,
+        value: Any,
+        proj: Any,
+        taps: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        num_heads: int,
+        kind: str = "dw",
+        form: str = "released",
+        padding: str = "zeros",
+    ):
+        self.value, self.proj = value, proj
+        # Low precision rounds factors of products; spvit taps go through a softmax first.
+        self.taps = nnx.Param(taps, decay=False, product=kind != "spvit")
+        self.bias: Any = None if bias is None else nnx.Param(bias, decay=False)
+        self.kind, self.form, self.num_heads, self.padding = kind, form, num_heads, padding
+        self.kernel_size = taps.shape[1]
+
+
+class ReplacedAttention(_Convolved):
     """Self-attention with some or all heads replaced by convolution.  Parameters keep the order of the heads.
 
     Shapes: [*B, h w, in_features] -> [*B, h w, width].
@@ -71,17 +110,27 @@ class ReplacedAttention(_Replaced):
     Args:
       value, proj: of the attention, in_features to width and width to width.
       taps: of the replaced heads, as in the table above.
+      bias: of the depthwise convolution, one number a channel, or None.
       heads: the replaced heads, ascending; None for all.
       query_key: queries and keys of the a remaining heads, in_features to 2 a d, with columns (q | k) x heads x
         channels; None if no head remains.
       gamma: [H] for "ens_dw", else None.
-      options: `kind`, `num_heads`, and `padding`, which is "zeros" or "wrap" around the torus.
+      options: `kind`, `form`, `num_heads`, and `padding`, which is "zeros" or "wrap" around the torus.
     """
 
     def __init__(
-        self, value, proj, taps, *, heads: tuple[int, ...] | None = None, query_key=None, gamma=None, **options
+        self,
+        value,
+        proj,
+        taps,
+        bias=None,
+        *,
+        heads: tuple[int, ...] | None = None,
+        query_key=None,
+        gamma=None,
+        **options,
     ):
-        super().__init__(value, proj, taps, **options)
+        super().__init__(value, proj, taps, bias, **options)
         self.heads = tuple(range(self.num_heads)) if heads is None else heads
         self.query_key: Any = query_key
         self.gamma: Any = None if gamma is None else nnx.Param(gamma, decay=False)
@@ -90,6 +139,11 @@ class ReplacedAttention(_Replaced):
     def attending(self) -> tuple[int, ...]:
         """The heads that are not replaced."""
         return tuple(h for h in range(self.num_heads) if h not in self.heads)
+
+    @property
+    def bias_follows(self) -> bool:
+        """Whether b_V is added behind the convolution."""
+        return self.form == "released" and self.kind in ("conv", "spvit") and self.value.bias is not None
 
     def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
@@ -102,7 +156,8 @@ class ReplacedAttention(_Replaced):
     def _convolved(self, values: jax.Array, grid: Grid) -> jax.Array:
         """The convolved values of the replaced heads."""
         taps = taps_by_channel(self.kind, self.taps[...], values.shape[-1] // len(self.heads))
-        return depthwise_conv(values, taps, grid, padding=self.padding)
+        follows = channels_of_heads(self.value.bias[...], self.heads, self.num_heads) if self.bias_follows else None
+        return convolved(values, taps, grid, bias=_array(self.bias), follows=follows, padding=self.padding)
 
     def _beside_attention(self, x: jax.Array, grid: Grid) -> jax.Array:
         """The outputs of all heads: some attend, the others are convolved."""
@@ -114,20 +169,18 @@ class ReplacedAttention(_Replaced):
         y = jnp.concatenate([side_by_side(attended), convolved], axis=-1)
         return channels_of_heads(y, tuple(np.argsort((*self.attending, *self.heads))), self.num_heads)
 
-    def folded(self) -> "FoldedAttention":
+    def folded(self) -> FoldedAttention:
         """The form for inference, equal also at borders: plain matrices and one kernel."""
         return self._folded_by_head() if self.kind in BY_HEAD else self._folded_average()
 
-    def _folded_by_head(self) -> "FoldedAttention":
+    def _folded_by_head(self) -> FoldedAttention:
         """Remaining heads come first."""
         value = _columns(self.value, self._channels(self.heads)) if self.attending else self.value
         if self.kind == "conv":
             weight, bias = _split(value, len(self.heads))  # each head with its taps, as one dense kernel (Eq. 9)
-            kernel = jax.lax.collapse(jnp.einsum("hrs,ihd->rsihd", self.taps[...], weight).astype(weight.dtype), 3)
-            bias = None if bias is None else jax.lax.collapse(jnp.einsum("hrs,hd->rshd", self.taps[...], bias), 2)
-            values: Any = DenseValues(kernel, bias, padding=self.padding)
+            values: Any = self._dense(self.taps[...], weight, bias, "hrs,ihd->rsihd")
         else:
-            values = DepthwiseValues(value, self.taps[...], padding=self.padding)
+            values = DepthwiseValues(value, self.taps[...], _array(self.bias), padding=self.padding)
         if not self.attending:
             return FoldedAttention(values, self.proj)
         layers = (self.query_key, _columns(self.value, self._channels(self.attending)))
@@ -137,30 +190,37 @@ class ReplacedAttention(_Replaced):
         proj = linear(self.proj.weight[...][order], _array(self.proj.bias))
         return FoldedAttention(values, proj, qkv=qkv, num_heads=len(self.attending))
 
-    def _folded_average(self) -> "FoldedAttention":
+    def _folded_average(self) -> FoldedAttention:
         """One averaged head; the heads of the projection are averaged likewise."""
         weight, bias = _split(self.value, self.num_heads)
+        logits = self.taps if self.kind == "spvit" else self.gamma
+        share = jax.nn.softmax(logits[...] / TEMPERATURES[self.form], axis=0)
         if self.kind == "spvit":
-            share = jax.nn.softmax(self.taps[...], axis=0)
-            kernel = jnp.einsum("hrs,ihd->rsid", share, weight).astype(weight.dtype)
-            bias = None if bias is None else jnp.einsum("hrs,hd->rsd", share, bias)
-            values: Any = DenseValues(kernel, bias, padding=self.padding)
+            values: Any = self._dense(share, weight, bias, "hrs,ihd->rsid")
             share = share.sum((1, 2))
         else:
-            share = jax.nn.softmax(self.gamma[...])
             bias = None if bias is None else jnp.einsum("h,hd->d", share, bias)
             value = linear(jnp.einsum("h,ihd->id", share, weight).astype(weight.dtype), bias)
-            values = DepthwiseValues(value, self.taps[...], padding=self.padding)
+            values = DepthwiseValues(value, self.taps[...], _array(self.bias), padding=self.padding)
         out = self.proj.weight[...].reshape(self.num_heads, -1, self.proj.weight.shape[-1])
         out = jnp.einsum("h,hdo->do", share, out).astype(out.dtype)
         return FoldedAttention(values, linear(out, _array(self.proj.bias)))
+
+    def _dense(self, taps: jax.Array, weight: jax.Array, bias: jax.Array | None, axes: str) -> DenseValues:
+        """One dense convolution: taps [H, k, k], weight [C, H, d] and bias [H, d], whose heads `axes` sums or keeps."""
+        kernel = jax.lax.collapse(jnp.einsum(axes, taps, weight).astype(weight.dtype), 3)
+        if bias is not None:
+            bias = jax.lax.collapse(jnp.einsum(axes.replace("i", ""), taps, bias), 2)
+            bias = bias.sum((0, 1)) if self.bias_follows else bias
+        relu = self.kind == "spvit" and self.form == "released"
+        return DenseValues(kernel, bias, relu=relu, padding=self.padding)
 
     def _channels(self, heads: tuple[int, ...]) -> np.ndarray:
         """The channels of some heads, in the order of `heads`."""
         return np.arange(self.value.weight.shape[-1]).reshape(self.num_heads, -1)[np.array(heads)].ravel()
 
 
-class IsotypicReplacedAttention(_Replaced):
+class IsotypicReplacedAttention(_Convolved):
     """Replaced attention of an equivariant block: each channel has its own taps (`isotypic_depthwise_conv`).
 
     It has no folded form: each Fourier transform of an octic block takes 8 D multiply-adds per token, but folding them
@@ -171,10 +231,11 @@ class IsotypicReplacedAttention(_Replaced):
     Args:
       value, proj: of the attention, isotypic.
       taps: [k, k, width / order].
-      num_heads, padding: as in `ReplacedAttention`.
+      bias: [width / order], of the convolution, the same on every group element; or None.
+      num_heads, form, padding: as in `ReplacedAttention`.
     """
 
-    def folded(self) -> "FoldedAttention":
+    def folded(self) -> FoldedAttention:
         """Raises: there is no folded form."""
         raise ValueError(
             "folded: the replaced attention of an equivariant block has no folded form; models.inference.deployed "
@@ -183,34 +244,42 @@ class IsotypicReplacedAttention(_Replaced):
 
     def __call__(self, x: Isotypic, grid: Grid = None) -> Isotypic:
         """The tokens after the projection; `grid` is (h, w), or the layout that blocks get."""
-        return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding))
+        options: dict[str, Any] = dict(bias=_array(self.bias), padding=self.padding)
+        return self.proj(isotypic_depthwise_conv(self.value(x), self.taps[...], grid, **options))
 
 
 def replace_attention(
     attention: Any,
     kind: str,
     *,
+    form: str = "released",
     kernel_size: int = 3,
     heads: tuple[int, ...] | None = None,
+    start: str | None = None,
     padding: str = "zeros",
     rngs: nnx.Rngs | None = None,
-) -> ReplacedAttention | IsotypicReplacedAttention:
-    """Replace some or all heads of an attention: values and projection are inherited, new taps are drawn.
+) -> ReplacedAttention | IsotypicReplacedAttention | LinearAttention:
+    """Replace some or all heads of an attention: values and projection are inherited, taps are new.
 
     Args:
-      attention: a `dense.Attention`; for "dw" of all heads, also an `isotypic.Attention`.
+      attention: a `dense.Attention`; for "dw" of all heads and "identity", also an `isotypic.Attention`.
       kind: one of KINDS.
+      form: one of FORMS.
       kernel_size: k, odd; the grid may be smaller.
       heads: the heads to replace, for "conv" and "dw"; None for all.
+      start: of the taps of "conv", "dw" and "ens_dw", one of `taps.STARTS`; None for the default of the form.
+        Logits of heads start at 1.
       padding: "zeros", or "wrap" around the torus.
-      rngs: draws the taps, normal with deviation 0.02; seed 0 if None.  gamma starts at 0.
+      rngs: draws the taps; seed 0 if None.
 
     Raises:
-      ValueError: k is even or not an integer, an unknown kind or padding, heads that do not exist, or an unsupported
-        type of attention.
+      ValueError: k is even or not an integer, an unknown kind, form, start or padding, heads that do not exist, or an
+        unsupported type of attention.
     """
     errors.one_of("replace_attention: kind", kind, KINDS)
+    errors.one_of("replace_attention: form", form, FORMS)
     check_taps("replace_attention", kernel_size, padding)
+    check_start("replace_attention", start, kind)
     if type(attention) not in (dense.Attention, isotypic.Attention):
         raise ValueError(
             f"replace_attention: {type(attention).__name__} is neither a dense.Attention nor an isotypic.Attention, "
@@ -218,104 +287,42 @@ def replace_attention(
         )
     heads = checked_heads("replace_attention", kind, heads, attention.num_heads)
     rngs = Keys(0) if rngs is None else rngs
-    options: dict[str, Any] = dict(num_heads=attention.num_heads, padding=padding)
-    if isinstance(attention, isotypic.Attention):
-        if kind != "dw" or heads is not None:
-            raise ValueError(
-                f"replace_attention: {kind=}, {heads=}: equivariant blocks support only 'dw' of all heads; take "
-                "kind='dw' and heads=None."
-            )
-        value = jax.tree.map(lambda leaf: leaf[..., 2 * leaf.shape[-1] // 3 :], attention.qkv)
-        taps = TAPS_INIT(rngs.params(), (kernel_size, kernel_size, value.lines.shape[-1]))
-        return IsotypicReplacedAttention(value, attention.proj, taps, **options)
-    width = attention.proj.weight.shape[0]
-    value = _columns(attention.qkv, slice(2 * width, None))
+    options: dict[str, Any] = dict(num_heads=attention.num_heads, kind=kind, form=form, padding=padding)
+
+    def taps(number):
+        return drawn(start or default_start(kind, form), rngs.params(), kernel_size, number)
+
+    def biases(number):
+        return jnp.zeros(number) if form == "released" else None
+
+    is_field = isinstance(attention, isotypic.Attention)
+    if is_field and (kind not in ("dw", "identity") or heads is not None):
+        raise ValueError(
+            f"replace_attention: {kind=}, {heads=}: equivariant blocks support only 'dw' of all heads and 'identity'; "
+            "take kind='dw' and heads=None."
+        )
+    width = attention.proj.arrays()[0][0].shape[-1]  # of a field, the channels of an irrep
+    value = _columns(attention.qkv, slice(2 * width, None)) if not is_field else _thirds(attention.qkv)
+    if kind == "identity":
+        return LinearAttention(_composed(value, attention.proj))
+    if is_field:
+        return IsotypicReplacedAttention(value, attention.proj, taps(width), biases(width), **options)
     number, channels = attention.num_heads if heads is None else len(heads), width // attention.num_heads
-    shapes = {"dw": (kernel_size, kernel_size, number * channels), "ens_dw": (kernel_size, kernel_size, channels)}
-    taps = TAPS_INIT(rngs.params(), shapes.get(kind, (number, kernel_size, kernel_size)))
     if heads is not None:
         attending = [h for h in range(attention.num_heads) if h not in heads]
         queries_keys = np.arange(2 * width).reshape(2, attention.num_heads, -1)[:, attending].ravel()
         options |= dict(heads=heads, query_key=_columns(attention.qkv, queries_keys))
-    elif kind == "ens_dw":
-        options |= dict(gamma=jnp.zeros(attention.num_heads))
-    return ReplacedAttention(value, attention.proj, taps, kind=kind, **options)
-
-
-class FoldedAttention(nnx.Module):
-    """The inference form of a `ReplacedAttention`: remaining heads, then convolved values, then the projection.
-
-    Shapes: [*B, h w, in_features] -> [*B, h w, width].
-
-    Args:
-      values: DepthwiseValues or DenseValues.
-      qkv: queries, keys and values of the remaining heads, with columns (q | k | v) x heads x channels; None if no head
-        remains.
-      num_heads: the number of remaining heads.
-    """
-
-    def __init__(self, values: Any, proj: dense.Linear, *, qkv: dense.Linear | None = None, num_heads: int = 0):
-        self.values, self.proj, self.qkv, self.num_heads = values, proj, qkv, num_heads
-
-    def __call__(self, x: jax.Array, grid: Grid = None) -> jax.Array:
-        y = self.values(x, grid)
-        if self.qkv is not None:
-            q, k, v = split_heads(self.qkv(x), self.num_heads)
-            y = jnp.concatenate([side_by_side(attend(q, k, v)), y], axis=-1)
-        return self.proj(y)
-
-
-class DepthwiseValues(nnx.Module):
-    """A linear map, then a depthwise convolution.  Shapes: [*B, h w, in_features] -> [*B, h w, C].
-
-    Args:
-      taps: [k, k, C].
-    """
-
-    def __init__(self, value: dense.Linear, taps: jax.Array, *, padding: str):
-        self.value, self.taps = value, nnx.Param(taps, decay=False, product=True)
-        self.padding = padding
-
-    def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
-        return depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding)
-
-
-class DenseValues(nnx.Module):
-    """One dense convolution.  Shapes: [*B, h w, in_features] -> [*B, h w, C].
-
-    Args:
-      kernel: [k, k, in_features, C].
-      bias: [k, k, C], added by each tap inside the grid; or None.
-    """
-
-    def __init__(self, kernel: jax.Array, bias: jax.Array | None, *, padding: str):
-        self.kernel = nnx.Param(kernel, product=True)
-        # Sums over all rows before r and columns before s, [k + 1, k + 1, C].
-        sums = None if bias is None else jnp.pad(bias, ((1, 0), (1, 0), (0, 0))).cumsum(0).cumsum(1)
-        self.bias: Any = None if sums is None else nnx.Param(sums)
-        self.padding = padding
-
-    def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
-        h, w = filled_grid(grid, x.shape[-2], "convolution")
-        kernel = self.kernel[...]
-        check_wrap((h, w), len(kernel), self.padding, "convolution")
-        with jax.named_scope("linear"):
-            maps = x.astype(kernel.dtype).reshape(-1, h, w, x.shape[-1])
-            p = kernel.shape[0] // 2
-            y = convolve(maps, kernel, pads=((p, p), (p, p)), mode=MODES[self.padding])
-            y = y if self.bias is None else y + self.bias_on((h, w)).astype(y.dtype)
-            return y.reshape(*x.shape[:-1], -1)
-
-    def bias_on(self, grid: Pair) -> jax.Array:
-        """The sum of the biases of the taps inside the grid, at each token: [h, w, C], or [C] around a torus."""
-        sums = self.bias[...]
-        if self.padding == "wrap":
-            return sums[-1, -1]
-        for axis, size in enumerate(grid):
-            first = len(self.kernel) // 2 - np.arange(size)  # the tap on the first row of the grid
-            upper, lower = (np.clip(tap, 0, len(self.kernel)) for tap in (first + size, first))
-            sums = jnp.take(sums, upper, axis) - jnp.take(sums, lower, axis)
-        return sums
+    match kind:
+        case "dw":
+            filters = taps(number * channels), biases(number * channels)
+        case "ens_dw":
+            filters = taps(channels), biases(channels)
+            options |= dict(gamma=jnp.ones(number))
+        case "spvit" if form == "released":
+            filters = (jnp.ones((number, kernel_size, kernel_size)),)
+        case _:
+            filters = (jnp.moveaxis(taps(number), -1, 0),)
+    return ReplacedAttention(value, attention.proj, *filters, **options)
 
 
 def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
@@ -333,6 +340,28 @@ def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads
     return None if len(heads) == num_heads else tuple(sorted(heads))
 
 
+def convolved(
+    values: jax.Array,
+    taps: jax.Array,
+    grid: Grid,
+    *,
+    bias: jax.Array | None = None,
+    follows: jax.Array | None = None,
+    padding: str = "zeros",
+) -> jax.Array:
+    """Values convolved channel by channel.  Shapes: [*B, h w, C], taps [k, k, C] -> [*B, h w, C].
+
+    Args:
+      bias: [C], added to the result.
+      follows: [C], the part b_V of the values that taps outside the grid shall meet too, as if it were added behind.
+    """
+    y = depthwise_conv(values, taps, grid, padding=padding)
+    if follows is not None:
+        inside = depthwise_conv(jnp.ones(values.shape[-2:], taps.dtype), taps, grid, padding=padding)
+        bias = follows * (taps.sum((0, 1)) - inside)
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
 def taps_by_channel(kind: str, taps: jax.Array, channels: int) -> jax.Array:
     """The taps of each channel, [k, k, heads channels], for a kind in BY_HEAD."""
     return jnp.repeat(jnp.moveaxis(taps, 0, -1), channels, axis=-1) if kind == "conv" else taps
@@ -344,16 +373,18 @@ def channels_of_heads(x: jax.Array, heads: tuple[int, ...], num_heads: int) -> j
     return jax.lax.collapse(by_head, x.ndim - 1)
 
 
-def linear(weight: jax.Array, bias: jax.Array | None) -> dense.Linear:
-    """The linear map with this weight and bias."""
-
-    def init(*_, **__):
-        return weight
-
-    layer = dense.Linear(*weight.shape, bias=bias is not None, init=init, rngs=Keys(0))
+def _composed(first: Any, second: Any) -> Any:
+    """The map second(first(x)), dense or isotypic."""
+    (weights, bias), (outer, outer_bias) = first.arrays(), second.arrays()
     if bias is not None:
-        layer.bias.set_value(bias)
-    return layer
+        bias = bias @ (outer[0] if outer[0].ndim == 2 else outer[0][0])  # the bias of a field is invariant
+        outer_bias = bias if outer_bias is None else bias + outer_bias
+    return second.holding(tuple(a @ b for a, b in zip(weights, outer, strict=True)), outer_bias)
+
+
+def _thirds(qkv: isotypic.Linear) -> isotypic.Linear:
+    """The last third of the columns: the values."""
+    return jax.tree.map(lambda leaf: leaf[..., 2 * leaf.shape[-1] // 3 :], qkv)
 
 
 def _columns(layer: dense.Linear, which: Any) -> dense.Linear:

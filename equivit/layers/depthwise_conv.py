@@ -45,7 +45,9 @@ def depthwise_conv(x: jax.Array, taps: jax.Array, grid: Grid, *, padding: str = 
         return y.reshape(x.shape)
 
 
-def isotypic_depthwise_conv(field: Isotypic, taps: jax.Array, grid: Grid, *, padding: str = "zeros") -> Isotypic:
+def isotypic_depthwise_conv(
+    field: Isotypic, taps: jax.Array, grid: Grid, *, bias: jax.Array | None = None, padding: str = "zeros"
+) -> Isotypic:
     """Convolve a field channel by channel, commuting with the group.
 
     In the regular representation, the taps for the channel of element h are transformed by h.  Rotating the image
@@ -54,6 +56,7 @@ def isotypic_depthwise_conv(field: Isotypic, taps: jax.Array, grid: Grid, *, pad
     Shapes: a field of h w tokens, taps [k, k, C] with C = width / order -> the same.
 
     Args:
+      bias: [C], added to the values on every group element.
       padding: as in `depthwise_conv`, like the errors.
     """
     values = jnp.moveaxis(fields.to_regular(field), 0, -2)
@@ -61,7 +64,8 @@ def isotypic_depthwise_conv(field: Isotypic, taps: jax.Array, grid: Grid, *, pad
     moved = [fields.act_on_grid(element, taps, (0, 1)) for element in field.group.regular_order]
     regular = jax.lax.collapse(values, values.ndim - 2)
     y = depthwise_conv(regular, jnp.concatenate(moved, axis=-1), grid, padding=padding)
-    return fields.from_regular(jnp.moveaxis(y.reshape(values.shape), -2, 0))
+    y = y.reshape(values.shape)
+    return fields.from_regular(jnp.moveaxis(y if bias is None else y + bias.astype(y.dtype), -2, 0))
 
 
 def _check_shape(name: str, taps: jax.Array, channels: int) -> None:

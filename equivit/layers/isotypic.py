@@ -75,8 +75,8 @@ class Linear(nnx.Module):
     def holding(self, weights: tuple[jax.Array, ...], bias: jax.Array | None) -> "Linear":
         """A copy of the map with these arrays."""
         copy = jax.tree.map(lambda a: a, self)
-        copy.lines, copy.bias = nnx.Param(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
-        copy.planes = None if self.planes is None else nnx.Param(weights[1])
+        copy.lines, copy.bias = self.lines.replace(weights[0]), None if bias is None else nnx.data(nnx.Param(bias))
+        copy.planes = None if self.planes is None else self.planes.replace(weights[1])
         return copy
 
 

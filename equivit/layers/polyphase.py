@@ -114,20 +114,20 @@ def embedding_norms(
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
     h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
     blocks = patchify(jnp.roll(x, padding, (1, 2)), stride).reshape(len(x), h, w, math.prod(stride) * x.shape[-1])
-    products = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
-    spectrum = _spectrum(products, blocks.sum((1, 2)), pairs, stride)
+    products, total = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
+    spectrum = _spectrum(products, total, pairs, stride)
     product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
     found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
     found = found.reshape(len(x), stride[0] * stride[1]) + h * w * jnp.square(bias).sum()
     return jnp.sqrt(jnp.maximum(found, 0))
 
 
-def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> jax.Array:
-    """Sums of products of blocks with the blocks offset by `lags`; 0 for pixels that no kernel spans.
+def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> tuple[jax.Array, jax.Array]:
+    """Sums of products of blocks with the blocks offset by `lags`, 0 for pixels that no kernel spans; sums of blocks.
 
-    All lags share one matrix product: one wide product is faster than many narrow ones.
+    All share one matrix product: one wide product is faster than many narrow ones.
 
-    Shapes: [B, h, w, entries] -> [B, lags, entries, entries].
+    Shapes: [B, h, w, entries] -> [B, lags, entries, entries] and [B, entries].
     """
     (b, h, w, entries), below, beside = blocks.shape, max(lags)[0], max(j for _, j in lags)
     wide: Any = around(blocks, ((0, below), (beside, beside)))
@@ -137,14 +137,16 @@ def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride:
         wide[:, i : i + h, beside + j : beside + j + w, slice(*down), slice(*right)]
         for (i, j), (down, right) in zip(lags, spans, strict=True)
     ]
-    joined = jnp.concatenate([jax.lax.collapse(other, 3) for other in others], -1)
+    one = jnp.ones((b, h, w, 1), blocks.dtype)
+    joined = jnp.concatenate([*(jax.lax.collapse(other, 3) for other in others), one], -1)
     product = jnp.einsum("bhwi,bhwj->bij", blocks, joined, precision=EXACT)
     ends, products = np.cumsum([math.prod(other.shape[3:]) for other in others]), []
-    for part, other, span in zip(jnp.split(product, ends[:-1], -1), others, spans, strict=True):
+    *parts, total = jnp.split(product, ends, -1)
+    for part, other, span in zip(parts, others, spans, strict=True):
         missing = [(start, size - stop) for (start, stop), size in zip(span, stride, strict=True)]
         part = part.reshape(b, entries, *other.shape[3:])
         products.append(jnp.pad(part, [(0, 0), (0, 0), *missing, (0, 0)]).reshape(b, entries, entries))
-    return jnp.stack(products, 1)
+    return jnp.stack(products, 1), total[..., 0]
 
 
 def _met(lag: int, taps: int, stride: int) -> Pair:

@@ -7,14 +7,15 @@ Source: Huang et al. 2016; for subsets DINOv2 (arXiv 2304.07193), Section 5, "Ef
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.lax import GatherScatterMode as Mode
 
 from equivit import errors
 from equivit.layers.dropout import Key, Rate, is_zero, rescaled
 from equivit.symmetry.fields import TokensT
+from kernels import mesh
 
 
 def drop_path(x: TokensT, rate: Rate, key: Key, *, axes: int = 2) -> TokensT:
@@ -57,7 +58,8 @@ def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array)
     """Add b/s times the branch of the s kept of b images to these images.
 
     The expectation is x + branch(x), if the branch treats images independently.  If the number of groups is a multiple
-    of the devices that share the batch, no token leaves its device.
+    of the devices that share the batch, no token leaves its device.  If it divides the number of devices, tokens move
+    between the devices of their group.
 
     Args:
       branch: maps the s images, or the concatenated images of all groups.
@@ -66,7 +68,8 @@ def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array)
     """
     kept = jnp.atleast_2d(kept)
     groups, size = kept.shape
-    scale = x.shape[-3] / (groups * size)
+    scale, images = x.shape[-3] / (groups * size), x.shape[-3] // groups
+    kept, mode = _split_evenly(kept, images)
 
     def grouped(leaf, each):
         return leaf.reshape(*leaf.shape[:-3], groups, each, *leaf.shape[-2:])
@@ -75,22 +78,34 @@ def on_subset(branch: Callable[[TokensT], TokensT], x: TokensT, kept: jax.Array)
         return leaf.reshape(*leaf.shape[:-4], -1, *leaf.shape[-2:])
 
     def take(leaf):
-        return joined(_take(grouped(leaf, leaf.shape[-3] // groups), kept))
+        return mesh.split_images(joined(_take(grouped(leaf, images), kept, mode)))
 
     def add(leaf, part):
-        rows = grouped(leaf, leaf.shape[-3] // groups).astype(jnp.result_type(leaf, part))
-        return joined(_add(rows, kept, grouped(scale * part, size).astype(rows.dtype)))
+        rows = grouped(leaf, images).astype(jnp.result_type(leaf, part))
+        part = grouped(mesh.split_images(scale * part), kept.shape[1])
+        return joined(_add(rows, kept, part.astype(rows.dtype), mode))
 
     return jax.tree.map(add, x, branch(jax.tree.map(take, x)))
 
 
-# With plain index arrays the compiler could not see that groups, and so devices, are independent.
-EXACT: dict[str, Any] = dict(unique_indices=True, mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+def _split_evenly(kept: jax.Array, images: int) -> tuple[jax.Array, Mode]:
+    """Indices [G, s], with some past the end of a group if s images of each do not split evenly over the devices.
+
+    XLA would gather the tokens of an uneven split on every device.  Images past the end are read as 0, and what is
+    added to them is dropped.
+    """
+    groups, size = kept.shape
+    more = mesh.even(size, groups) - size
+    if not more:
+        return kept, Mode.PROMISE_IN_BOUNDS
+    past = jnp.broadcast_to(images + jnp.arange(more), (groups, more))
+    return jnp.concatenate([kept, past], axis=1), Mode.FILL_OR_DROP
 
 
-def _take(rows: jax.Array, kept: jax.Array) -> jax.Array:
+def _take(rows: jax.Array, kept: jax.Array, mode: Mode) -> jax.Array:
     """Rows [..., G, b, N, C] at kept [G, s]: [..., G, s, N, C]."""
     *leading, groups, images, tokens, channels = range(rows.ndim)
+    # With plain index arrays the compiler could not see that groups, and so devices, are independent.
     numbers = jax.lax.GatherDimensionNumbers(
         offset_dims=(*leading, tokens, channels),
         collapsed_slice_dims=(images,),
@@ -99,10 +114,10 @@ def _take(rows: jax.Array, kept: jax.Array) -> jax.Array:
         start_indices_batching_dims=(0,),
     )
     sizes = [1 if axis in (groups, images) else size for axis, size in enumerate(rows.shape)]
-    return jax.lax.gather(rows, kept[..., None], numbers, sizes, **EXACT)
+    return jax.lax.gather(rows, kept[..., None], numbers, sizes, unique_indices=True, mode=mode, fill_value=0)
 
 
-def _add(rows: jax.Array, kept: jax.Array, part: jax.Array) -> jax.Array:
+def _add(rows: jax.Array, kept: jax.Array, part: jax.Array, mode: Mode) -> jax.Array:
     """Rows [..., G, b, N, C] with part [..., G, s, N, C] added at kept [G, s]."""
     *leading, groups, images, tokens, channels = range(rows.ndim)
     numbers = jax.lax.ScatterDimensionNumbers(
@@ -112,4 +127,4 @@ def _add(rows: jax.Array, kept: jax.Array, part: jax.Array) -> jax.Array:
         operand_batching_dims=(groups,),
         scatter_indices_batching_dims=(0,),
     )
-    return jax.lax.scatter_add(rows, kept[..., None], part, numbers, **EXACT)
+    return jax.lax.scatter_add(rows, kept[..., None], part, numbers, unique_indices=True, mode=mode)

@@ -28,7 +28,7 @@ from flax import nnx
 
 from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.batch_norm import BatchNorm
-from equivit.layers.depthwise import DenseValues, FoldedAttention, linear
+from equivit.layers.folded_attention import DenseValues, FoldedAttention, linear
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.rngs import Keys
 from equivit.layers.stack import Stack
@@ -141,7 +141,8 @@ class ValuesOnGrid(DenseValues):
     """One dense convolution, with the sum of the biases at each position of one grid."""
 
     def __init__(self, values: DenseValues, grid: Any):
-        self.kernel, self.padding, self.bias = values.kernel, values.padding, nnx.Param(values.bias_on(grid))
+        self.kernel, self.bias = values.kernel, nnx.Param(values.bias_on(grid))
+        self.relu, self.padding = values.relu, values.padding
 
     def bias_on(self, grid: tuple[int, int]) -> jax.Array:
         return self.bias[...]

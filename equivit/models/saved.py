@@ -21,6 +21,7 @@ from equivit import errors, files, logical, safetensors_files
 from equivit.layers.rngs import Keys
 from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
+from equivit.models.vit.replaced import from_saved
 from equivit.trained_on import UNKNOWN, TrainedOn, from_json
 
 TRAINED_ON = "trained_on"  # in model.json, next to the configuration's fields
@@ -136,4 +137,6 @@ def _from_description(stored: dict):
     stored = {name: value for name, value in stored.items() if name != TRAINED_ON}
     nested = {name: _from_description(value) for name, value in stored.items() if isinstance(value, dict)}
     fields = {**stored, **nested}
+    if "replaced" in fields:
+        fields["replaced"] = from_saved(fields["replaced"])
     return zoo.CONFIGS[fields.pop("kind")](**fields)

@@ -10,7 +10,7 @@ targets.estimate(compiled, target, steps)
 from equivit.targets.accounting import Account, account
 from equivit.targets.cards import CARDS, Card, Target, parse
 from equivit.targets.compiling import compiled, devices, lowering_for
-from equivit.targets.estimates import MEASURED, estimate
+from equivit.targets.estimates import MEASURED, estimate, memory
 from equivit.targets.reports import report
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "devices",
     "estimate",
     "lowering_for",
+    "memory",
     "parse",
     "report",
 ]

@@ -76,7 +76,7 @@ def _visit(program: Program, computation: Computation, times: int, result: Accou
         if instruction.opcode in kernels.FREE:
             continue
         if collectives.kind(instruction):
-            found = collectives.collective(computation, instruction, result.target.card, result.target.count)
+            found = collectives.collective(computation, instruction, result.target)
             if instruction.opcode.endswith("-start"):
                 under_way[instruction.name] = found, found.seconds
             else:

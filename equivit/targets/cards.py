@@ -4,8 +4,8 @@ import dataclasses
 import re
 
 from equivit import errors
+from kernels.mesh import HOST
 
-HOST = 8  # cards of a host
 MOST = 64  # cards
 
 
@@ -51,53 +51,46 @@ class Card:
         """
 
 
-CARDS = {
-    "h200": Card(
-        name="NVIDIA H200",
-        capability="9.0",
-        memory=141 * 2**30,
-        bandwidth=4.3e12,
-        products=dict(bf16=790e12, f32=400e12),
-        rates="measured",
-        link=450e9,
-        network=50e9,
-        cores=132,
-        clock_ghz=1.98,
-        peak_bandwidth=4.8e12,
-        cache=50 * 2**20,
-        shared_memory=228 * 2**10,
-    ),
-    "h100": Card(
-        name="NVIDIA H100 80GB HBM3",
-        capability="9.0",
-        memory=80 * 2**30,
-        bandwidth=2.8e12,
-        products=dict(bf16=700e12, f32=355e12),
-        rates="measured (float32 as a share of its peak)",
-        link=450e9,
-        network=50e9,
-        cores=132,
-        clock_ghz=1.98,
-        peak_bandwidth=3.35e12,
-        cache=50 * 2**20,
-        shared_memory=228 * 2**10,
-    ),
-    "a100": Card(
-        name="NVIDIA A100-SXM4-40GB",
-        capability="8.0",
-        memory=40 * 2**30,
-        bandwidth=1.35e12,
-        products=dict(bf16=235e12, f32=117e12),
-        rates="not measured: 87 % of the peak bandwidth and 75 % of the peak of products, as on H100 and H200",
-        link=300e9,
-        network=25e9,
-        cores=108,
-        clock_ghz=1.41,
-        peak_bandwidth=1.555e12,
-        cache=40 * 2**20,
-        shared_memory=164 * 2**10,
-    ),
-}
+H200 = Card(
+    name="NVIDIA H200",
+    capability="9.0",
+    memory=141 * 2**30,
+    bandwidth=4.3e12,
+    products=dict(bf16=790e12, f32=400e12),
+    rates="measured",
+    link=450e9,
+    network=50e9,
+    cores=132,
+    clock_ghz=1.98,
+    peak_bandwidth=4.8e12,
+    cache=50 * 2**20,
+    shared_memory=228 * 2**10,
+)
+H100 = dataclasses.replace(
+    H200,
+    name="NVIDIA H100 80GB HBM3",
+    memory=80 * 2**30,
+    bandwidth=2.8e12,
+    products=dict(bf16=700e12, f32=355e12),
+    rates="measured (float32 as a share of its peak)",
+    peak_bandwidth=3.35e12,
+)
+A100 = Card(
+    name="NVIDIA A100-SXM4-40GB",
+    capability="8.0",
+    memory=40 * 2**30,
+    bandwidth=1.35e12,
+    products=dict(bf16=235e12, f32=117e12),
+    rates="not measured: 87 % of the peak bandwidth and 75 % of the peak of products, as on H100 and H200",
+    link=300e9,
+    network=25e9,
+    cores=108,
+    clock_ghz=1.41,
+    peak_bandwidth=1.555e12,
+    cache=40 * 2**20,
+    shared_memory=164 * 2**10,
+)
+CARDS = dict(h200=H200, h100=H100, a100=A100)
 
 
 @dataclasses.dataclass(frozen=True)

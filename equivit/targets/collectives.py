@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equivit.targets.cards import HOST, Card
+from equivit.targets.cards import Card, Target
 from equivit.targets.program import Computation, Instruction
+from kernels.mesh import HOST
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
@@ -30,17 +31,17 @@ def ends(instruction: Instruction) -> bool:
     return instruction.opcode.removesuffix("-done") in KINDS and instruction.opcode.endswith("-done")
 
 
-def collective(computation: Computation, instruction: Instruction, card: Card, cards: int) -> Collective:
-    """Account for a collective on `cards` cards in hosts of 8, as a ring."""
+def collective(computation: Computation, instruction: Instruction, target: Target) -> Collective:
+    """Account for a collective on the cards of a target, as a ring."""
     operands = [computation[name] for name in instruction.operands if name in computation]
-    groups, word = _groups(instruction.attributes, cards), kind(instruction) or ""
+    groups, word = _groups(instruction.attributes, target.count), kind(instruction) or ""
     given, n = sum(operand.bytes for operand in operands), groups.shape[1]
     if word == "collective-permute":
         sent = given
     else:  # the whole array in n parts, of which each card already has one
         whole = given * n if word == "all-gather" else given
         sent = whole * (n - 1) // n * (2 if word == "all-reduce" else 1)
-    return Collective(word, sent, sent / _bandwidth(groups, card))
+    return Collective(word, sent, sent / _bandwidth(groups, target.card))
 
 
 def _bandwidth(groups: np.ndarray, card: Card) -> float:

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from equivit.targets.cards import HOST, Target
+from equivit.targets.cards import Target
 from kernels import gpus
+from kernels.mesh import HOST
 
 INSTALL = 'pip install "jax[cuda13-local]"'
 CUDNN = 91000  # as in the description of a card

@@ -23,14 +23,14 @@ def estimate(compiled: jax.stages.Compiled, target: Target, steps: int | None) -
     Args:
       steps: of the whole run; None if unknown.
     """
-    found = account(compiled.as_text() or "", target)
+    found, held = account(compiled.as_text() or "", target), memory(compiled)
     # Collectives that no kernel covers are added to the floor at the nominal bandwidth of the links.
     step = [1e3 * (ratio * found.floor + found.exposed) for ratio in MEASURED]
     return {
         "card": target.card.name,
         "cards": target.count,
         "rates": target.card.rates,
-        "memory": {**_memory(compiled), "card": target.card.memory},
+        "memory": {key: held[key] for key in ("arguments", "temporaries", "peak")} | {"card": target.card.memory},
         "kernels": found.launches,
         "bytes": found.bytes,
         "floor_ms": 1e3 * found.floor,
@@ -44,11 +44,18 @@ def estimate(compiled: jax.stages.Compiled, target: Target, steps: int | None) -
     }
 
 
-def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+def memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes of a program on each device: "arguments", "outputs", "temporaries" and "peak".
+
+    Outputs that reuse donated arguments count once in the peak.  Raises ValueError if the compiler reports no memory.
+    """
     stats: Any = compiled.memory_analysis()
+    if stats is None:
+        raise ValueError("memory: this platform's compiler does not report the memory of a program.")
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {
         "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
         "peak": held + stats.temp_size_in_bytes,
     }

@@ -12,6 +12,9 @@ _FREE = (
     "optimization-barrier opt-barrier copy-done async-update async-done"
 )
 FREE = frozenset(_FREE.split())
+SECTOR = 32  # bytes that a GPU reads at least
+# Instructions of which any part of the result may need all of their operands.
+_WHOLE = frozenset(("call", "convolution", "custom-call", "dot", "fusion", "reduce-window", "scatter", "sort"))
 
 
 class Kernel(NamedTuple):
@@ -47,32 +50,55 @@ def _moved(instruction: Instruction, operands: list[Instruction]) -> int:
 
 
 def _moved_by_fusion(computation, instruction, body) -> int:
-    """Bytes read and written by a fusion: whole arrays, but a row of those that a loop cuts rows from or changes."""
-    parameters = {int(i.arguments): i for i in body.values() if i.opcode == "parameter"}
-    read = 0
+    """Bytes read and written by a fusion: of each operand what the results need, of an array changed in place a row."""
+    parameters = {int(i.arguments): i.name for i in body.values() if i.opcode == "parameter"}
+    needed, read = _needed(body), 0
     for number, name in enumerate(instruction.operands):
         whole = computation[name].bytes if name in computation else 0
-        read += min(whole, _read(body, parameters[number].name, whole)) if number in parameters else whole
+        read += round(whole * needed[parameters[number]]) if number in parameters else whole
     updates = [i for i in body.values() if i.opcode == "dynamic-update-slice"]
     saved = sum(i.bytes - body[i.operands[1]].bytes for i in updates)
     return read + max(instruction.bytes - saved, 0)
 
 
-def _read(body: Computation, name: str, whole: int) -> int:
-    """Bytes that a fused computation reads of one of its values."""
-    total = 0
-    for user in body.values():
-        if name not in user.operands:
-            continue
-        if user.opcode == "bitcast":
-            total += _read(body, user.name, whole)
-        elif user.opcode == "dynamic-slice" and user.operands[0] == name:
-            total += user.bytes
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-            continue  # in place
-        else:
-            return whole
-    return total
+def _needed(body: Computation) -> dict[str, float]:
+    """The share of each value in a fused computation that the results need, at most 1."""
+    used = {name for user in body.values() for name in user.operands}
+    needed = {name: float(name not in used and user.opcode != "parameter") for name, user in body.items()}
+    for user in reversed(body.values()):
+        for place, name in enumerate(user.operands):
+            if name in body and needed[user.name]:
+                needed[name] = min(1.0, needed[name] + needed[user.name] * _needed_by(user, place, body[name]))
+    return needed
+
+
+def _needed_by(user: Instruction, place: int, operand: Instruction) -> float:
+    """The share of an operand that the whole result of an instruction needs; above 1 if entries are repeated."""
+    if user.opcode in ("dynamic-slice", "gather", "slice") and place == 0:
+        return _fetched(user, operand.result[0])
+    if user.opcode == "dynamic-update-slice" and place == 0:
+        return 0.0  # in place
+    if user.opcode in ("reduce", "tuple", "get-tuple-element"):
+        return 1.0
+    if user.opcode in _WHOLE or not operand.result:
+        return math.inf  # of a part of the result too
+    return math.prod(user.result[0].shape) / max(math.prod(operand.result[0].shape), 1)
+
+
+def _fetched(cut: Instruction, source: Array) -> float:
+    """The share of an array that a cut of it reads, in whole sectors of memory."""
+    sizes = _integers(r"slice_sizes=\{([\d,]*)\}", cut.attributes) or cut.result[0].shape
+    steps = [int(step or 1) for step in re.findall(r"\[\d+:\d+(?::(\d+))?\]", cut.attributes)] or [1] * len(sizes)
+    piece = 1  # entries that lie side by side
+    for size, step, full in zip(sizes[::-1], steps[::-1], source.shape[::-1], strict=False):
+        if step > 1:
+            break
+        piece *= size
+        if size < full:
+            break
+    width = source.bytes // max(math.prod(source.shape), 1)
+    sectors = math.prod(cut.result[0].shape) // max(piece, 1) * -(-piece * width // SECTOR)
+    return sectors * SECTOR / max(source.bytes, 1)
 
 
 def _products(program: Program, body: Computation) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """Start a run from the parameters of another model, `config.init`."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from equivit.layers.rngs import Keys
 from equivit.models.model import Config, ModelModule
 from equivit.models.segmenter.model import Segmenter, SegmenterConfig
 from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.replaced import Replaced
 from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
 from equivit.pretrained.format import MissingHint
@@ -129,9 +131,13 @@ def _with_replaced_blocks(source: ModelModule, wanted: Any, seed: int, messages:
         raise ValueError(f"its block {lost[0].block} is replaced; keep it in replaced, as {tuple(lost[0])}.")
     new = [entry for entry in wanted.replaced if entry not in existing]
     rngs = Keys(seed)
-    for kind, kernel_size in sorted({(entry.kind, entry.kernel_size) for entry in new}):
-        where = {entry.block: entry.heads for entry in new if (entry.kind, entry.kernel_size) == (kind, kernel_size)}
-        source = replacement.replace(source, where, kind=kind, kernel_size=kernel_size, rngs=rngs)
+    for how, alike in itertools.groupby(sorted(new, key=_how), _how):
+        where = {entry.block: entry.heads for entry in alike}
+        source = replacement.replace(source, where, **dict(how), rngs=rngs)
     if new:
         messages.append(f"attention replaced in {len(new)} blocks: {errors.listed(entry.block for entry in new)}")
     return source
+
+
+def _how(entry: Replaced) -> tuple[tuple[str, Any], ...]:
+    return ("kind", entry.kind), ("kernel_size", entry.kernel_size), ("form", entry.form)

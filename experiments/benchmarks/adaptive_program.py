@@ -16,7 +16,7 @@ from equivit import logical
 from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from experiments import findings, flags
-from experiments.benchmarks.gpu_program import compile_for_h200, figures
+from experiments.benchmarks.gpu_program import TARGET, compile_for_h200, figures
 
 MODELS = {"Swin-T": "swin_t", "SwinV2-T": "swinv2_t", "CvT-13": "cvt_13", "MViTv2-T": "mvitv2_t"}
 FORMS = {"ordinary": {}, "adaptive": dict(adaptive=True), "by input": dict(adaptive=True, select="input")}
@@ -43,7 +43,7 @@ def _run(options) -> int:
                 rows.append(dict(model=model, what=what, form=form, **found, floor_ms=floors[form], ratio=ratio))
                 print(findings.table(rows[-1:], COLUMNS), flush=True)
     print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(batch=BATCH, card="NVIDIA H200", rows=rows), [])
+    return findings.finish(options, dict(batch=BATCH, card=TARGET.card.name, rows=rows), [])
 
 
 def _whole(model, what, form):
@@ -57,7 +57,7 @@ def _whole(model, what, form):
         return nnx.merge(graph, parameters, others)(images)
 
     def loss(parameters, others, images):
-        module = nnx.merge(graph, parameters, others)
+        module = nnx.merge(graph, parameters, others, copy=True)  # so that it may record statistics
         return jnp.square(module(images, train=True)).mean(), logical.take_state(module)
 
     function = forward if what == "forward" else recording()(jax.grad(loss, has_aux=True))

@@ -2,9 +2,11 @@
 
     JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program  # about 10 minutes, without a GPU
     JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=D8,gradient,unrolled --top=20
+    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=ViT-H,gradient,unrolled,none,auto --depth=32
 
 It needs JAX's CUDA plugin (docs/accelerators.md).  The batch has 64 images of 224 px.  Products are in bfloat16 and the
-residual stream in float32; parameters are rounded as in a training step.  Figures are for one block of a stack of four.
+residual stream in float32; parameters are rounded as in a training step.  Figures are for one block of a stack of four,
+or of `--depth`; memory and seconds to compile are for the whole stack.
 Gradients are taken with respect to parameters and input.  "kernels" traces under `kernels.using("gpu")`, whose kernels
 have not all run on a GPU.  `equivit.targets` defines the floor.
 """
@@ -13,7 +15,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,7 @@ MODELS = {
     "D8(ViT-H)": ("octic_vit_h14", dict(family="D8")),
     "D8(ViT-L)": ("octic_vit_l16", dict(family="D8")),
 }
-DEPTH, BATCH, TARGET = 4, 64, targets.parse("h200x1")
+BATCH, TARGET = 64, targets.parse("h200x1")
 COLUMNS = dict(model="", what="", blocks="blocks", remat="remat", chosen="chosen", kernels="kernels", megabytes="MB")
 COLUMNS |= dict(floor_us="floor, us", temporary_mib="MiB", seconds="s to compile")
 
@@ -59,6 +61,7 @@ def variants() -> list[Variant]:
 def main(arguments=None) -> int:
     options = flags.parser(__doc__, __file__)
     options.add_argument("--only", default="", help="words that a variant must have, separated by commas")
+    options.add_argument("--depth", type=flags.at_least(1), default=4, help="blocks of a stack (%(default)s)")
     options.add_argument(
         "--top", type=flags.at_least(0), default=0, help="kernels to list by their floor (%(default)s)"
     )
@@ -73,21 +76,21 @@ def _run(options) -> int:
         raise ValueError(f"--only={options.only}: no variant has all of these words; they have {', '.join(known)}.")
     rows = []
     for variant in chosen:
-        rows.append(row(variant, options.top))
+        rows.append(row(variant, options.depth, options.top))
         print(findings.table(rows[-1:], COLUMNS), flush=True)
     print(findings.table(rows, COLUMNS))
     if len(chosen) < len(variants()):
         return 0
-    return findings.finish(options, dict(batch=BATCH, depth=DEPTH, card="NVIDIA H200", rows=rows), [])
+    return findings.finish(options, dict(batch=BATCH, depth=options.depth, card=TARGET.card.name, rows=rows), [])
 
 
-def row(variant: Variant, top: int) -> dict:
-    """The figures of a variant for one block; prints its `top` kernels."""
+def row(variant: Variant, depth: int, top: int) -> dict:
+    """The figures of a variant for one of `depth` blocks; prints its `top` kernels."""
     start, chosen = time.perf_counter(), "gpu" if variant.chosen == "kernels" else "auto"
     with kernels.using(chosen):
-        compiled = compile_for_h200(*stack_of_blocks(variant))
+        compiled = compile_for_h200(*stack_of_blocks(variant, depth))
     seconds = time.perf_counter() - start
-    return dict(**variant._asdict(), **figures(compiled, DEPTH, top), seconds=seconds)
+    return dict(**variant._asdict(), **figures(compiled, depth, top), seconds=seconds)
 
 
 def figures(compiled: jax.stages.Compiled, number: int, top: int = 0) -> dict:
@@ -96,12 +99,11 @@ def figures(compiled: jax.stages.Compiled, number: int, top: int = 0) -> dict:
     for kernel, times in sorted(found.kernels, key=lambda pair: -found.seconds(pair[0]) * pair[1])[:top]:
         us, each = 1e6 * found.seconds(kernel), times / number
         print(f"{us * each:8.1f} us  {each:5.2f} x {us:6.1f}  {kernel.bytes / 1e6:7.1f} MB  {kernel.label}")
-    statistics: Any = compiled.memory_analysis()
     return dict(
         kernels=found.launches / number,
         megabytes=found.bytes / number / 1e6,
         floor_us=1e6 * found.floor / number,
-        temporary_mib=statistics.temp_size_in_bytes / 2**20,
+        temporary_mib=targets.memory(compiled)["temporaries"] / 2**20,
     )
 
 
@@ -114,11 +116,11 @@ def compile_for_h200(function: Callable, arguments: tuple) -> jax.stages.Compile
         return targets.compiled(jax.jit(function, out_shardings=place).lower(*placed))
 
 
-def stack_of_blocks(variant: Variant) -> tuple[Callable, tuple]:
+def stack_of_blocks(variant: Variant, depth: int) -> tuple[Callable, tuple]:
     """A function of the blocks alone, without embedding and head, and its arguments."""
     name, options = MODELS[variant.model]
     config = zoo.configuration(name, **options)
-    blocks = zoo.abstract(name, **options, depth=DEPTH, remat=variant.remat, unroll=variant.blocks == "unrolled").blocks
+    blocks = zoo.abstract(name, **options, depth=depth, remat=variant.remat, unroll=variant.blocks == "unrolled").blocks
     graph, state = nnx.split(blocks)
     grid = [side // patch for side, patch in zip(config.image_size, config.patch_size, strict=True)]
     x = jax.ShapeDtypeStruct((BATCH, config.prefix + grid[0] * grid[1], config.width), jnp.float32)

@@ -1,4 +1,4 @@
-"""Strided convolutions on a torus, at the phase with the largest norm."""
+"""Strided convolutions on a torus at the phase with the largest norm, and the moments of tokens for a norm before."""
 
 import functools
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from kernels import dispatch
 from kernels.phases import cpu, gpu, reference
 from kernels.phases.reference import Affine, Maps, Pair
 
-__all__ = ["KERNELS", "Moments", "at_largest", "pool"]
+__all__ = ["KERNELS", "Moments", "at_largest", "pool", "token_moments"]
 
 KERNELS = tuple(cpu.FILTERING)  # sides of the kernels that it takes
 
@@ -92,3 +92,19 @@ def pool(
     if chosen in forms:
         return forms[chosen](*arguments)
     return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], default=forms["reference"])
+
+
+def token_moments(x: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
+    """The mean and variance of each token over its channels, in at least float32: [*B, C] -> [*B] and [*B].
+
+    Args:
+      implementation: "reference" reads x twice, "gpu" once; all others are "gpu" on an NVIDIA GPU, else "reference".
+
+    Raises:
+      ValueError: an unknown implementation.
+    """
+    chosen = dispatch.chosen("token_moments", implementation)
+    forms = {"reference": reference.token_moments, "gpu": gpu.token_moments}
+    if chosen in forms:
+        return forms[chosen](x)
+    return jax.lax.platform_dependent(x, cuda=forms["gpu"], default=forms["reference"])

@@ -6,10 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels.convolution.gpu import gathered
 from kernels.convolution.reference import by_library
 from kernels.phases.reference import Affine, Maps, Pair, affine_of, chosen_of, squares
+
+Sample = tuple[jax.Array, jax.Array, jax.Array]  # number, mean, squared deviations from the mean
 
 
 def at_largest(x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: Pair) -> tuple[jax.Array, jax.Array]:
@@ -53,3 +56,19 @@ def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, p
 
     norms = jnp.sqrt(functools.reduce(operator.add, (squares(y, stride) for y in at(jnp.zeros((1, 2), int), (1, 1)))))
     return at(jnp.stack(jnp.divmod(norms.argmax(1), stride[1]), -1), stride), norms
+
+
+def token_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over channels in one pass, [*B, C] -> [*B]."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    zero = np.zeros((), x.dtype)
+    each = jnp.ones_like(x), x, jnp.zeros_like(x)
+    number, mean, squares = jax.lax.reduce(each, (zero, zero, zero), _united, (x.ndim - 1,))
+    return mean, squares / number
+
+
+def _united(one: Sample, other: Sample) -> Sample:
+    """Two samples together (Chan, Golub and LeVeque 1979)."""
+    (n, mean, squares), (others, other_mean, other_squares) = one, other
+    share, apart = others / jnp.maximum(n + others, 1), other_mean - mean
+    return n + others, mean + share * apart, squares + other_squares + n * share * jnp.square(apart)

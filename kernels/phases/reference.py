@@ -72,3 +72,10 @@ def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:
         for place, size, step in zip(jnp.divmod(index, stride[1]), y.shape[1:3], stride, strict=True)
     )
     return jax.vmap(taken)(y, rows, columns)
+
+
+def token_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over channels, [*B, C] -> [*B]: the mean first, so that a large one costs no digits."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean = x.mean(-1)
+    return mean, jnp.square(x - mean[..., None]).mean(-1)

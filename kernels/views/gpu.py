@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.views.reference import mixed
 
-JOINED = 15  # strips per step: two steps span 224 pixels
+JOINED = 16  # strips per step: two steps span 256 pixels
 # Odd numbers, for each strip and word.
 FACTORS = np.asarray(mixed(np.arange(1, 2 * JOINED + 1, dtype=np.uint32)) | 1).reshape(JOINED, 2)
 
@@ -35,7 +35,7 @@ def _greater(one, other):
 def _blocks(hashes: jax.Array) -> jax.Array:
     """Hashes of blocks that wrap around both axes, one from each position: [B, 2, H, W] -> [B, 2, H, W].
 
-    Each step reads and writes the map once, so it joins as many strips as two steps need at 224 pixels.
+    Each step reads and writes the map once, so it joins as many strips as two steps need at 256 pixels.
     """
     for axis in (3, 2):
         size, length = hashes.shape[axis], 1

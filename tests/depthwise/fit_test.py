@@ -26,12 +26,14 @@ fitted = functools.cache(lambda **options: fit.fit(attending.model(**attending.S
 @pytest.mark.slow
 def test_each_start_is_nearer_than_the_one_before():
     """For the first block, whose inputs are the same for all; those of the last follow from the first."""
-    ways = [dict(method=method) for method in fit.METHODS] + [dict(refit=True)]
+    ways = [dict(start=start) for start in ("normal", "projection", "least_squares")] + [dict(refit=True)]
     errors = [fitted(**way)[1] for way in ways]
     assert all(one.keys() == {0, 2} for one in errors)
     normal, projected, least, refit = (one[0] for one in errors)
     assert 1.2 > normal > 0.9 and normal > projected > least > refit > 0.02
     assert errors[0][2] > errors[2][2]
+    assert fitted(form="printed")[1][0] > least  # without a bias
+    assert fitted(start="blur")[1] == fitted(start=None)[1]
 
 
 def test_the_model_has_the_fitted_taps_and_its_error():
@@ -50,9 +52,9 @@ def test_the_model_has_the_fitted_taps_and_its_error():
     new = logical.to_logical(model)
     changed = {name for name in new if name not in kept or not np.array_equal(new[name], kept[name])}
     parts = ("taps", "value", "proj", "query_key")
-    assert changed == {name for name in new if name.split(".")[-2] in parts or name.endswith("taps")} - {
-        name for name in new if ".1." in name
-    }
+    assert changed == {
+        name for name in new if name.split(".")[-2] in parts or name.endswith(("taps", "attention.bias"))
+    } - {name for name in new if ".1." in name}
 
 
 def test_what_is_a_convolution_is_found():
@@ -72,46 +74,52 @@ def test_what_is_a_convolution_is_found():
         np.testing.assert_allclose(taps, np.broadcast_to(expected, taps.shape), atol=1e-4)
         assert errors[1] < 1e-8
     assert fit.damage(model, BATCHES).max() < 1e-6
-    assert fit.fit(model, {1: None}, BATCHES, method="projection")[1][1] < 1e-8
+    assert fit.fit(model, {1: None}, BATCHES, start="projection")[1][1] < 1e-8
 
 
 ALONE = {key: value for key, value in attending.SMALL.items() if key != "num_heads"} | dict(depth=2)
 
 
-@pytest.mark.parametrize("case", ["dw", "conv", "scattered", "ens_dw", "octic"])
-def test_the_gradient_by_the_taps_is_zero(case):
+CASES = ("dw", "conv", "scattered", "scattered conv", "ens_dw", "octic")
+
+
+@pytest.mark.parametrize(("case", "form"), [*((case, "released") for case in CASES), ("conv", "printed")])
+def test_the_gradient_by_the_taps_is_zero(case, form):
     """At the solution, of the squared distance of what is fitted; of octic blocks, of all group elements together."""
-    octic = case == "octic"
+    octic, scattered = case == "octic", case.startswith("scattered")
     attention = attending.model(**(attending.OCTIC if octic else attending.SMALL)).blocks[1].attention
-    kind = case if case in ("conv", "ens_dw") else "dw"
-    new = replace_attention(attention, kind, heads=(1,) if case == "scattered" else None)
+    kind = case.split()[-1] if case.split()[-1] in ("conv", "ens_dw") else "dw"
+    new = replace_attention(attention, kind, form=form, heads=(1,) if scattered else None)
     layout, one = Layout((3, 5)), jnp.ones(4)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 15, 32 if octic else 16)), jnp.float32)
     x = fields.from_dense(x, OCTIC) if octic else x
 
-    def distance(taps, new, attention, x):
-        new = logical.put(new, {"taps": taps})
+    def distance(tensors, new, attention, x):
+        new = logical.put(new, tensors)
         if case == "ens_dw":
             return equations.distances(attention, new, x, layout, one)[0]
         ours, theirs = (equations.bare(module)(x, layout) for module in (new, attention))
-        if case == "scattered":
+        if scattered:
             ours, theirs = ours[..., 8:], theirs[..., 8:]
         return equations.squares(jax.tree.map(jnp.subtract, ours, theirs), one)
 
     system = equations.ensemble if case == "ens_dw" else equations.channels
     found = jax.jit(lambda *given: system(*given, layout, one))(attention, new, x)
     solutions = found.solved(1e-9)
-    taps = solutions.reshape(new.taps.shape) if case == "ens_dw" else fit._as_taps(new, solutions)
+    solutions = solutions.reshape(-1, new.taps.shape[-1]).T if case == "ens_dw" else solutions
+    tensors = {name: tensor.astype(np.float32) for name, tensor in fit._tensors(new, solutions).items()}
+    assert ("bias" in tensors) == (kind != "conv")
     slope = jax.jit(jax.value_and_grad(distance))
-    least, at = slope(taps.astype(np.float32), new, attention, x)
-    most, beside = slope(np.zeros_like(taps, np.float32), new, attention, x)
+    least, at = slope(tensors, new, attention, x)
+    most, beside = slope(jax.tree.map(np.zeros_like, tensors), new, attention, x)
     assert least < 0.95 * most
-    chex.assert_trees_all_close(at, 0 * at, atol=2e-4 * float(np.abs(beside).max()))
+    for name, tensor in at.items():
+        chex.assert_trees_all_close(tensor, 0 * tensor, atol=2e-4 * float(np.abs(beside[name]).max()))
 
 
 def test_octic_blocks():
     model = attending.model(**attending.OCTIC)
-    assert fit.fit(model, {1: None}, BATCHES, method="projection")[1][1] < 1  # random taps have 1
+    assert fit.fit(model, {1: None}, BATCHES, start="projection")[1][1] < 1  # random taps have 1
     with pytest.raises(ValueError, match="refit=True is for the kinds 'dw' and 'conv' of dense blocks"):
         fit.fit(model, {1: None}, BATCHES, refit=True)
     assert fit.damage(model, BATCHES).shape == (2,)
@@ -138,12 +146,13 @@ def test_damage_is_that_of_each_block_alone():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(kind="spvit"), "not linear in its taps; take method='normal'"),
-        (dict(kind="spvit", method="projection"), "no taps per head to project; take method='normal'"),
-        (dict(kind="ens_dw", method="projection"), "no taps per head to project; take method='least_squares'"),
-        (dict(kernel_size=3.0), r"fit: replaced has \(0, 'dw', 3.0, None\)"),
+        (dict(kind="spvit"), "whose outputs are not linear in its taps; take start=None"),
+        (dict(kind="spvit", start="projection"), "not linear in its taps; take start=None"),
+        (dict(kind="identity"), "start='least_squares' is not for kind='identity', which has no taps; take start=None"),
+        (dict(kind="ens_dw", start="projection"), "which has no taps for each head; take start='least_squares'"),
+        (dict(kernel_size=3.0), r"fit: replaced has \(0, 'dw', 3.0, None, 'released'\)"),
         (dict(kind="ens_dw", refit=True), "take refit=False"),
-        (dict(method="guess"), "method"),
+        (dict(start="guess"), "start='guess' is not one of"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, message):
@@ -162,8 +171,8 @@ def test_the_first_batch_is_the_largest_and_all_images_are_of_one_size():
 def test_an_ensemble_begins_with_its_best_head():
     model = attending.model(**attending.SMALL)
     after, errors = fit.fit(model, {0: None}, BATCHES, kind="ens_dw")
-    share = np.asarray(jax.nn.softmax(after.blocks[0].attention.gamma[...]))
+    share = np.asarray(jax.nn.softmax(after.blocks[0].attention.gamma[...] / 0.01))
     np.testing.assert_allclose(sorted(share), [0.1, 0.9], rtol=1e-5)
-    assert errors[0] < fit.fit(model, {0: None}, BATCHES, kind="ens_dw", method="normal")[1][0]
+    assert errors[0] < fit.fit(model, {0: None}, BATCHES, kind="ens_dw", start="normal")[1][0]
     with pytest.raises(ValueError, match="a list rather than an iterator"):
         fit.fit(model, {0: None}, iter(BATCHES), refit=True)

@@ -1,6 +1,7 @@
 """Models with replaced blocks: what is inherited, runs of like blocks, files, refusals, and equivariance."""
 
 import functools
+import json
 import math
 import types
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import costs, logical, pretrained
+from equivit import costs, logical, pretrained, safetensors_files
 from equivit.depthwise.replacement import patches_only, replace
 from equivit.layers.depthwise import ReplacedAttention, replace_attention
 from equivit.models import saved, zoo
@@ -94,10 +95,11 @@ def by_hand(model, blocks):
 def test_replace_is_the_surgery_of_the_stack():
     """The same parameters and runs as by `Stack.replace`: neighbours that are alike share a scan."""
     plain = model(**ALONE)
-    new = replace(plain, {2: None, 1: None}, rngs=nnx.Rngs(params=3))
+    drawn = dict(start="normal", rngs=nnx.Rngs(params=3))
+    new = replace(plain, {2: None, 1: None}, **drawn)
     assert new.config.replaced == (Replaced(1), Replaced(2)) and new.blocks.lengths == (1, 2, 1)
-    rngs = nnx.Rngs(params=3)
-    stack = by_hand(plain, {i: replace_attention(plain.blocks[i].attention, "dw", rngs=rngs) for i in (1, 2)})
+    drawn["rngs"] = nnx.Rngs(params=3)
+    stack = by_hand(plain, {i: replace_attention(plain.blocks[i].attention, "dw", **drawn) for i in (1, 2)})
     assert stack.lengths == new.blocks.lengths
     assert jax.tree.structure(stack) == jax.tree.structure(new.blocks)
     jax.tree.map(np.testing.assert_array_equal, stack, new.blocks)
@@ -155,6 +157,20 @@ def test_saved_and_converted(tmp_path):
         pretrained.state_dict("timm", again)
 
 
+def test_a_model_saved_before_forms_had_names_is_the_printed_one(tmp_path):
+    printed = model(**ALONE, replaced=((0, "dw", 3, None, "printed"),))
+    saved.save(tmp_path, printed)
+    description = json.loads((tmp_path / "model.json").read_text())
+    assert description["replaced"] == [[0, "dw", 3, None, "printed"]]
+    description["replaced"] = [[0, "dw", 3, None]]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    tensors = safetensors_files.read(tmp_path / "parameters.safetensors")
+    safetensors_files.write(tmp_path / "parameters.safetensors", tensors, {})
+    again = saved.load(tmp_path)
+    assert again.config == printed.config
+    jax.tree.map(np.testing.assert_array_equal, again, printed)
+
+
 def test_no_tokens_may_be_removed():
     with pytest.raises(ValueError, match="call without keep="):
         mixed()(images((12, 20)), keep=jnp.array([[0, 2], [1, 3]]))
@@ -177,7 +193,7 @@ def test_a_replaced_block_has_no_attention_weights():
         (((True,),), r"has \(True,\); entries are such as"),
         (((1, "dw", 3, 2),), r"has \(1, 'dw', 3, 2\); entries are such as"),
         (((),), r"has \(\); entries are such as"),
-        (((1, "conv2", 3),), "kind='conv2' is not one of conv, dw, spvit, ens_dw; the nearest is 'conv'"),
+        (((1, "conv2", 3),), "kind='conv2' is not one of conv, dw, spvit, ens_dw, identity; the nearest is 'conv'"),
         (((1, "dw", 2),), "kernel_size=2 must be odd"),
         (((1,), (2,), (1, "conv")), "has block 1 twice; a block is replaced once"),
         (((4,),), "there is no block 4; take 0 to 3"),
@@ -201,12 +217,12 @@ def test_entries_in_other_words():
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({1.7: None}, r"replace: replaced has \(1.7, 'dw', 3, None\); entries are such as"),
-        ({1: None, "1": None}, r"has \('1', 'dw', 3, None\)"),
-        ({"a": None}, r"has \('a', 'dw', 3, None\)"),
-        ({True: None}, r"has \(True, 'dw', 3, None\)"),
-        ({1: 1}, r"has \(1, 'dw', 3, 1\)"),
-        ({1: (0.0,)}, r"has \(1, 'dw', 3, \(0.0,\)\)"),
+        ({1.7: None}, r"replace: replaced has \(1.7, 'dw', 3, None, 'released'\); entries are such as"),
+        ({1: None, "1": None}, r"has \('1', 'dw', 3, None, 'released'\)"),
+        ({"a": None}, r"has \('a', 'dw', 3, None, 'released'\)"),
+        ({True: None}, r"has \(True, 'dw', 3, None, 'released'\)"),
+        ({1: 1}, r"has \(1, 'dw', 3, 1, 'released'\)"),
+        ({1: (0.0,)}, r"has \(1, 'dw', 3, \(0.0,\), 'released'\)"),
         ({1: None, np.int64(1): (0,)}, None),
         ([1, 2], r"replace: where=\[1, 2\] must give heads by block, such as \{3: None, 7: \(0,\)\}"),
         (None, "replace: where=None must give heads by block"),

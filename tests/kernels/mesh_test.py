@@ -35,9 +35,18 @@ def test_a_kernel_on_rows_of_every_device(rows):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
+@pytest.mark.parametrize(
+    ("size", "groups", "even"), [(5, 4, 6), (5, 8, 5), (5, 16, 5), (5, 1, 8), (5, 12, 6), (8, 1, 8)]
+)
+def test_the_least_number_of_rows_that_split_evenly(size, groups, even):
+    with jax.set_mesh(mesh_of(data=2, fsdp=4)):
+        assert mesh.even(size, groups) == even == min(n for n in range(size, 99) if n * groups % 8 == 0)
+
+
 def test_without_a_mesh_nothing_changes():
     x = jnp.ones((3, 2))
     assert not mesh.splits() and mesh.gathered(x) is x and mesh.on_rows(lambda x: x, x) is x
+    assert mesh.even(5, 4) == 5
 
 
 def test_cudnn_gets_the_rows_of_one_device(monkeypatch):

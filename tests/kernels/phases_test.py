@@ -11,7 +11,7 @@ import pytest
 
 from equivit import costs
 from equivit.symmetry import shifts
-from kernels.phases import Moments, at_largest, pool
+from kernels.phases import Moments, at_largest, pool, token_moments
 from kernels.phases.cpu import by_phase, convolved, filters
 
 RNG = np.random.default_rng(0)
@@ -89,6 +89,28 @@ def test_maps_pooled_at_one_phase(size, stride, taps, padding, form):
         np.testing.assert_allclose(a, np.stack(phases)[best, np.arange(9)], rtol=0, atol=1e-12)
     alone = np.stack([norms_of(phase) for phase in every[0]], 1)
     assert (alone.argmax(1) != best).any()  # the first map alone would choose otherwise
+
+
+@pytest.mark.parametrize("form", ["reference", "gpu", "auto"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 97), (7, 1), (4, 384)], ids=str)
+def test_moments_of_tokens(shape, dtype, form):
+    """The mean is a thousand deviations, so that the mean square less the squared mean has no correct digit."""
+    x = jnp.asarray(1e3 + RNG.normal(size=shape), dtype)
+    mean, variance = jax.jit(functools.partial(token_moments, implementation=form))(x)
+    exact = np.asarray(x, np.float64)
+    assert mean.dtype == variance.dtype == jnp.float32 and mean.shape == shape[:-1]
+    np.testing.assert_allclose(mean, exact.mean(-1), rtol=shape[-1] * 2**-24)  # each entry rounds the mean once
+    # Deviations are rounded to a unit of the last place of the mean, 6e-5, and averaged.
+    np.testing.assert_allclose(variance, exact.var(-1), rtol=1e-3, atol=1e-7)
+    naive = jnp.square(x.astype(jnp.float32)).mean(-1) - jnp.square(mean)
+    assert shape[-1] == 1 or abs(naive - exact.var(-1)).max() > 0.02
+
+
+def test_gpus_read_tokens_once_for_their_moments():
+    traced = jax.jit(token_moments).trace(jnp.zeros((2, 4, 6)))
+    for platform, passes in (("cuda", 1), ("tpu", 2), ("cpu", 2)):
+        assert traced.lower(lowering_platforms=(platform,)).as_text().count("stablehlo.reduce(") == passes
 
 
 def test_gpus_write_one_phase_alone():

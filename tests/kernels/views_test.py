@@ -62,3 +62,10 @@ def test_factors_keep_most_bits():
     lost = np.log2((sums[1:] & -sums[1:].astype(np.int64)).astype(np.float64)).sum(1)
     print(f"{lost.max():.0f} of 64 bits")
     assert lost.max() <= 20
+
+
+@pytest.mark.parametrize("size", [224, 256])
+def test_gpus_hash_each_axis_in_two_steps(size):
+    """Each step reads and writes all hashes, and mixes them by three exclusive ors."""
+    energies, pixels = np.zeros((1, size, size), np.float32), np.zeros((1, 2, size, size), np.uint32)
+    assert FORMS["gpu"].lower(energies, pixels).as_text().count("stablehlo.xor") == 2 * 2 * 3

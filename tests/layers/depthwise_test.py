@@ -94,12 +94,14 @@ def attention(bias=True):
     return jax.tree.unflatten(tree, [random(*leaf.shape, seed=i) for i, leaf in enumerate(leaves)])
 
 
-def replaced(kind, heads=None, *, k=3, bias=True, padding="zeros"):
-    """A replacement with random taps and gamma."""
-    module = depthwise.replace_attention(attention(bias), kind, kernel_size=k, heads=heads, padding=padding)
-    module.taps.set_value(random(*module.taps.shape, seed=9))
-    if kind == "ens_dw":
-        module.gamma.set_value(random(HEADS, seed=8))
+def replaced(kind, heads=None, *, form="released", bias=True, padding="zeros"):
+    """A replacement with random taps, biases and logits of heads, of which no head has most of the weight."""
+    module = depthwise.replace_attention(attention(bias), kind, form=form, heads=heads, padding=padding)
+    logits, temperature = "gamma" if kind == "ens_dw" else "taps", depthwise.TEMPERATURES[form]
+    for seed, name in enumerate(("taps", "bias", "gamma")):
+        if getattr(module, name, None) is not None:
+            scale = temperature if kind in ("spvit", "ens_dw") and name == logits else 1
+            getattr(module, name).set_value(scale * random(*getattr(module, name).shape, seed=seed + 7))
     return module
 
 
@@ -120,27 +122,65 @@ def both(module, xs, grids):
 
 
 @pytest.mark.parametrize(("kind", "heads"), SORTS)
-@pytest.mark.parametrize("options", [dict(), dict(bias=False), dict(padding="wrap")], ids=str)
+@pytest.mark.parametrize("options", [dict(), dict(form="printed"), dict(bias=False), dict(padding="wrap")], ids=str)
 def test_the_deployed_form_equals_the_module(kind, heads, options):
-    grids = GRIDS[:1] if options else GRIDS
+    grids = GRIDS[:1] if options.keys() - {"form"} else GRIDS
     xs = [random(2, h * w, WIDTH) for h, w in grids]
     for ours, *others in both(replaced(kind, heads, **options), xs, grids):
         for other in others:
             near(other, ours, 4e-6)
 
 
-def test_a_bias_behind_the_convolution_is_caught():
-    """It is right inside, and wrong at the border."""
-    module, x = replaced("dw"), random(1, 30, WIDTH)
-    v = x @ module.value.weight[...]
-    y = depthwise.depthwise_conv(v, module.taps[...], (6, 5)) + module.value.bias[...] * module.taps[...].sum((0, 1))
-    wrong = (module.proj(y) - module(x, (6, 5))).reshape(6, 5, WIDTH)
+@pytest.mark.parametrize(("kind", "form"), [("conv", "released"), ("conv", "printed"), ("dw", "released")])
+def test_a_bias_on_the_wrong_side_of_the_convolution_is_caught(kind, form):
+    """Values are convolved with their bias, or it follows; the other way is right inside, and wrong at the border."""
+    module, x = replaced(kind, form=form), random(1, 30, WIDTH)
+    taps = depthwise.taps_by_channel(kind, module.taps[...], WIDTH // HEADS)
+    weight, bias = module.value.weight[...], module.value.bias[...]
+    before = depthwise.depthwise_conv(x @ weight + bias, taps, (6, 5))
+    behind = depthwise.depthwise_conv(x @ weight, taps, (6, 5)) + bias * taps.sum((0, 1))
+    own = 0 if module.bias is None else module.bias[...]
+    right, wrong = (behind, before) if (kind, form) == ("conv", "released") else (before, behind)
+    near(module(x, (6, 5)), module.proj(right + own), 4e-6)
+    wrong = (module.proj(wrong + own) - module(x, (6, 5))).reshape(6, 5, WIDTH)
     assert np.abs(wrong[1:-1, 1:-1]).max() < 1e-4 < 0.1 < np.abs(wrong[0]).min(-1).max()
+
+
+def test_the_rectifier_and_the_temperature_of_the_released_average():
+    """Without either the result is far off."""
+    module, x = replaced("spvit"), random(1, 30, WIDTH)
+    folded = module.folded()
+    values = depthwise.DenseValues(folded.values.kernel[...], folded.values.bias[...], padding="zeros")(x, (6, 5))
+    near(module(x, (6, 5)), folded.proj(jnp.maximum(values, 0)))
+    share = jax.nn.softmax(module.taps[...] / 0.01, axis=0)
+    kernel = jnp.einsum("hrs,ihd->rsid", share, module.value.weight[...].reshape(WIDTH, HEADS, -1))
+    near(folded.values.kernel[...], kernel)
+    module.form = "printed"
+    assert np.abs(module(x, (6, 5)) - folded.proj(values)).max() > 0.1
+
+
+def test_identity_is_one_map():
+    x, whole = random(2, 30, WIDTH), attention()
+    module = depthwise.replace_attention(whole, "identity")
+    values = x @ whole.qkv.weight[...][:, 2 * WIDTH :] + whole.qkv.bias[...][2 * WIDTH :]
+    near(module(x, (6, 5)), whole.proj(values), 4e-6)
+    assert sum(leaf.size for leaf in jax.tree.leaves(module)) == WIDTH**2 + WIDTH
+    field = isotypic.Attention(16, 2, group=OCTIC, rngs=nnx.Rngs(0))
+    field = jax.tree.unflatten(
+        jax.tree.structure(field), [random(*leaf.shape, seed=i) for i, leaf in enumerate(jax.tree.leaves(field))]
+    )
+    tokens = fields.from_dense(random(2, 30, 16), OCTIC)
+    values = jax.tree.map(lambda leaf: leaf[..., 2 * leaf.shape[-1] // 3 :], field.qkv)(tokens)
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (depthwise.replace_attention(field, "identity")(tokens), field.proj(values))), strict=True
+    ):
+        near(ours, theirs, 4e-6)
 
 
 @pytest.mark.parametrize(("kind", "heads"), SORTS)
 def test_shapes_and_what_is_inherited(kind, heads):
-    module, number = depthwise.replace_attention(attention(), kind, kernel_size=5, heads=heads), len(heads or range(3))
+    options = dict(form="printed", kernel_size=5, heads=heads)
+    module, number = depthwise.replace_attention(attention(), kind, **options), len(heads or range(3))
     shapes = {"conv": (number, 5, 5), "spvit": (3, 5, 5), "dw": (5, 5, 4 * number), "ens_dw": (5, 5, 4)}
     assert module.taps.shape == shapes[kind] and abs(float(module.taps[...].std()) - 0.02) < 0.008
     weight, bias = attention().qkv.weight[...], attention().qkv.bias[...]
@@ -162,14 +202,15 @@ def test_all_heads_by_name_are_all_heads():
 
 
 def test_heads_that_stay_are_attention():
-    """With taps of zero and a projection that keeps heads apart, they give what attention gives, and the others 0."""
+    """With taps of 0 and a projection that keeps heads apart, they give their attention, and the others the bias."""
     whole, module, x = attention(), replaced("dw", (1,)), random(2, 6, WIDTH)
     for one in (whole_copy := jax.tree.map(lambda a: a, whole), module):
         one.proj = dense.Linear(WIDTH, WIDTH, init=lambda key, shape: jnp.eye(*shape), rngs=nnx.Rngs(0))
     module.taps.set_value(jnp.zeros_like(module.taps[...]))
     ours, theirs = (np.asarray(f(x)).reshape(2, 6, 3, 4) for f in (lambda x: module(x, (2, 3)), whole_copy))
     near(ours[:, :, [0, 2]], theirs[:, :, [0, 2]])
-    assert not ours[:, :, 1].any() and np.abs(theirs[:, :, 1]).max() > 0.1
+    np.testing.assert_array_equal(ours[:, :, 1], np.broadcast_to(module.bias[...], (2, 6, 4)))
+    assert np.abs(theirs[:, :, 1] - ours[:, :, 1]).max() > 0.1
 
 
 class Unmoved(depthwise.IsotypicReplacedAttention):
@@ -195,6 +236,7 @@ def test_equivariance_for_every_element(group, padding):
         module = jax.tree.map(lambda a: jnp.asarray(random.normal(size=a.shape)), jax.eval_shape(make))
         x = fields.from_dense(random.normal(size=(2, 30, 16)), group)  # of NumPy, on which elements act at once
         wrong = Unmoved(module.value, module.proj, module.taps[...], num_heads=2)
+        assert module.bias.shape == (2 if group is OCTIC else 8,)
         call, grids = jax.jit(lambda module, x, grid: module(x, grid), static_argnames="grid"), ((6, 5), (5, 6))
         ours, others = jax.device_get((call(module, x, grids[0]), call(wrong, x, grids[0])))
         caught = False
@@ -214,8 +256,26 @@ def near_field(a, b):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda a: depthwise.replace_attention(a, "dwc"), "kind='dwc' is not one of conv, dw, spvit, ens_dw; the near"),
+        (
+            lambda a: depthwise.replace_attention(a, "dwc"),
+            "kind='dwc' is not one of conv, dw, spvit, ens_dw, identity; the near",
+        ),
         (lambda a: depthwise.replace_attention(a, "dw", kernel_size=4), "kernel_size=4 must be odd.*take 3 or 5"),
+        (lambda a: depthwise.replace_attention(a, "dw", form="paper"), "form='paper' is not one of released, printed"),
+        (lambda a: depthwise.replace_attention(a, "dw", start="gauss"), "start='gauss' is not one of blur, normal, un"),
+        (
+            lambda a: depthwise.replace_attention(a, "spvit", start="blur"),
+            "start='blur', but kind='spvit' weighs heads equally at the start; leave start out",
+        ),
+        (
+            lambda a: depthwise.replace_attention(a, "identity", start="blur"),
+            "kind='identity' has no taps; leave start",
+        ),
+        (lambda a: depthwise.replace_attention(a, "identity", heads=(1,)), "'identity' merges all heads"),
+        (
+            lambda a: depthwise.replace_attention(a, "identity").weights(random(1, 4, WIDTH)),
+            r"replaced by a linear map \(identity\), which has no weights",
+        ),
         (lambda a: depthwise.replace_attention(a, "dw", padding="wraps"), "padding='wraps' is not .*nearest is 'wrap'"),
         (
             lambda a: depthwise.replace_attention(a, "dw", heads=(0, 3)),
@@ -256,7 +316,7 @@ def near_field(a, b):
         ),
         (lambda a: replaced("spvit", padding="wrap")(random(1, 4, WIDTH), (2, 2)), "needs a grid at least as large"),
         (lambda a: replaced("dw").weights(random(1, 4, WIDTH)), r"replaced by a convolution \(dw\), which has no weig"),
-        (lambda a: octic("conv"), "equivariant blocks support only 'dw' of all heads; take kind='dw' and heads=None"),
+        (lambda a: octic("conv"), "equivariant blocks support only 'dw' of all heads and 'identity'; take kind='dw'"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )

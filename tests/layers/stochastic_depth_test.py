@@ -1,5 +1,7 @@
 """Branches on a subset of the images: values, the mean over draws, groups, devices, and what does not fit."""
 
+import functools
+import math
 import re
 
 import chex
@@ -12,6 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from equivit.layers.stochastic_depth import on_subset, subset
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
+from equivit.targets import collectives, program
+from kernels.mesh import on_rows
 from tests.drawing import normal
 from tests.training.state_test import mesh_of
 
@@ -94,6 +98,44 @@ def test_groups_stay_on_their_devices():
     assert moved(lowered((2 * np.arange(8) + kept[:, 0])[::-1].copy()))
     alone = jax.jit(lambda x: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(on_subset(branch, x, kept))))
     np.testing.assert_allclose(local(jax.device_put(x, rows))[0], alone(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("together", [2, 8])
+def test_tokens_of_a_group_move_among_its_devices_alone(together):
+    """An odd number of images of each group is kept, and the branch splits images over all devices, as attention may.
+
+    Uneven splits would be gathered on all devices.
+    """
+    mesh, x = mesh_of(4, 2), normal(24, 5, 16)
+    kept = np.argsort(normal(8 // together, 3 * together))[:, :3]
+
+    def total(x):
+        y = on_subset(functools.partial(on_rows, branch), x, kept)
+        return jnp.square(y).sum()
+
+    with jax.set_mesh(mesh):
+        split = jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        compiled = jax.jit(jax.value_and_grad(total)).lower(split).compile()
+    found = [i for c in program.parse(compiled.as_text()).computations.values() for i in c.values()]
+    moving = [i for i in found if collectives.kind(i) and i.bytes > 4]  # not the sum
+    assert moving and {collectives._groups(i.attributes, 8).shape[1] for i in moving} <= {together, 2}
+    chex.assert_trees_all_close(compiled(split), jax.value_and_grad(total)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_devices_of_a_group_share_its_images():
+    """Each multiplies 2 of the 4 images, 3 that are kept and one past the end, not all of them."""
+    mesh, x, w = mesh_of(4, 2), normal(24, 5, 16), normal(16, 32)
+    kept = np.argsort(normal(4, 6))[:, :3]
+
+    def total(x, w):
+        return jnp.square(on_subset(lambda x: jnp.sin(x @ w) @ w.T, x, kept)).sum()
+
+    with jax.set_mesh(mesh):
+        split = jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        compiled = jax.jit(jax.grad(total)).lower(split, w).compile()
+    found = [i for c in program.parse(compiled.as_text()).computations.values() for i in c.values()]
+    products = [math.prod(i.result[0].shape) for i in found if i.opcode == "dot"]
+    assert len(products) >= 3 and max(products) == 2 * 5 * 32
 
 
 def test_impossible_subsets_are_refused():

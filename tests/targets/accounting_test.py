@@ -122,6 +122,46 @@ def one_kernel(line, *operands):
     return kernels.kernel(found, computation, list(computation.values())[-1])
 
 
+def fused(*body, operand="f32[64,32]"):
+    """Bytes that a fusion reads of an operand of 8,192 bytes; `body` computes %y from %x."""
+    text = "\n".join(
+        ["%fused (x: f32[], i: s32[]) -> f32[] {", f"  %x = {operand}{{0}} parameter(0)"]
+        + ["  %i = s32[4,1]{0} parameter(1)", *(f"  {line}" for line in body), "}"]
+        + ["ENTRY %main (a: f32[], b: s32[]) -> f32[] {", f"  %a = {operand}{{0}} parameter(0)"]
+        + ["  %b = s32[4,1]{0} parameter(1)", "  %c = f32[3]{0} fusion(%a, %b), kind=kLoop, calls=%fused", "}"]
+    )
+    found = program.parse(text)
+    computation = found.computations["main"]
+    assert computation["a"].bytes == 8192
+    return kernels.kernel(found, computation, computation["c"]).bytes - 3 * 4
+
+
+INDEX = 4 * 4  # bytes of the rows' numbers
+ROWS = "gather(%r, %i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, slice_sizes={1,32}"
+
+
+@pytest.mark.parametrize(
+    ("body", "read"),
+    [
+        (["%r = f32[64,32]{0} negate(%x)", f"%g = f32[4,32]{{0}} {ROWS}", "%y = f32[4] reduce(%g)"], 4 * 128 + INDEX),
+        (
+            ["%r = f32[64,32]{0} negate(%x)", f"%g = f32[4,32]{{0}} {ROWS}", "%y = f32[64,32] sort(%g, %x)"],
+            8192 + INDEX,
+        ),
+        (["%y = f32[16,32]{0} slice(%x), slice={[0:16], [0:32]}"], 16 * 128),
+        (["%y = f32[32,32]{0} slice(%x), slice={[0:64:2], [0:32]}"], 32 * 128),
+        (["%y = f32[64,16]{0} slice(%x), slice={[0:64], [0:32:2]}"], 8192),  # of each sector every second entry
+        (["%y = f32[64,1]{0} slice(%x), slice={[0:64], [3:4]}"], 64 * 32),  # a sector for one entry
+        (["%a = f32[16,32]{0} slice(%x), slice={[0:16], [0:32]}", "%y = f32[64,32] add(%x, %a)"], 8192),
+        (["%s = f32[2048]{0} bitcast(%x)", "%y = f32[512]{0} slice(%s), slice={[512:1024]}"], 2048),
+        (["%d = f32[64]{0} dot(%x, %x)", "%y = f32[1]{0} slice(%d), slice={[0:1]}"], 8192),  # may need all
+    ],
+)
+def test_a_fusion_reads_what_its_result_needs(body, read):
+    """Rows are 128 bytes."""
+    assert fused(*body) == read
+
+
 def test_operations_of_attention():
     q = [f"  %{name} = bf16[2,10,3,64]{{3,2,1,0}} parameter(0)" for name in "qkv"]
     sizes = '"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "3", "10", "10"]}'

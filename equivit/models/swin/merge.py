@@ -13,7 +13,7 @@ from equivit.layers.polyphase import STRIDE
 from equivit.models.swin.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.phases import Moments, at_largest
+from kernels.phases import Moments, at_largest, token_moments
 
 
 class PatchMerging(nnx.Module):
@@ -92,12 +92,7 @@ def _kernel(weight: jax.Array) -> jax.Array:
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of the 2 x 2 neighbours at each position: [B, h, w, C] -> [B, h, w], in at least float32."""
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean = x.mean(-1)
-    means, variances = (
-        [jnp.roll(a, (-i, -j), (1, 2)) for i in range(2) for j in range(2)]
-        for a in (mean, jnp.square(x - mean[..., None]).mean(-1))
-    )
+    means, variances = ([jnp.roll(a, (-i, -j), (1, 2)) for i in range(2) for j in range(2)] for a in token_moments(x))
     mean = functools.reduce(operator.add, means) / 4
     parts = (variance + jnp.square(m - mean) for m, variance in zip(means, variances, strict=True))
     return mean, functools.reduce(operator.add, parts) / 4

@@ -116,8 +116,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         of patches) and "position" (attention uses distances around the torus instead of positions, except in dense
         blocks after an invariantization).  Octic families are then equivariant under p4m.
       anchor: without effect in models with a symmetry group.
-      replaced: blocks with convolution instead of attention: entries (block, kind, kernel_size, heads), all but the
-        first optional (`replaced.py`).  Such models have no tokens before the patches.
+      replaced: blocks with convolution instead of attention: entries (block, kind, kernel_size, heads, form), all but
+        the first optional (`replaced.py`).  Such models have no tokens before the patches.
     """
 
     KNOWN_PARTS = PARTS

@@ -87,7 +87,7 @@ def stack(config: ViTConfig, block: MakeBlock, rngs: nnx.Rngs, last: MakeBlock |
         def build(rngs):
             options: dict[str, Any] = dict(torus=config.torus(group))
             if replaced is not None:
-                how = dict(kind=replaced.kind, kernel_size=replaced.kernel_size, heads=replaced.heads)
+                how = {name: value for name, value in replaced._asdict().items() if name != "block"}
                 options |= dict(replace_attention=functools.partial(replace_attention, **how, rngs=rngs))
             return make(dataclasses.replace(parts_of(config, rngs).of(group), **options))
 

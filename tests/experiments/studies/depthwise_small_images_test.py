@@ -31,8 +31,8 @@ def trained(monkeypatch):
         figure = 0.5 + 0.01 * config.seed - 0.1 * (place.name == "highest")
         return {f"eval/{name}": figure for name in ("accuracy/top1", "segmentation/miou")}
 
-    def fit(model, where, batches, method):
-        return attending.model(**attending.SMALL), dict.fromkeys(where, dict(normal=1.0, least_squares=0.5)[method])
+    def fit(model, where, batches, start):
+        return attending.model(**attending.SMALL), dict.fromkeys(where, dict(normal=1.0, least_squares=0.5)[start])
 
     config = SimpleNamespace(replaced=tuple(Replaced(block) for block in GATES))
     run = SimpleNamespace(model=SimpleNamespace(config=config), config=SimpleNamespace(data=None))

@@ -1,0 +1,201 @@
+"""Figures of experiments/studies/README.md."""
+
+import statistics
+
+from tests.experiments.pages.figures import Page, constant, entry, spread
+
+PAGE = Page("studies")
+
+
+@PAGE.table("digits | upright | mean of eight orientations | never changes", "digits")
+@PAGE.table("CIFAR-10 | upright | mean of eight orientations | never changes", "cifar10")
+@PAGE.table("blood cells | upright | mean of eight orientations | never changes", "blood_cells")
+def octic_small_images(data: str):
+    rows = entry("studies/octic_small_images", data)["rows"]
+    for family in ("plain", "H8", "I8", "D8"):
+        row = {key: value.get("values") for key, value in rows[family].items() if isinstance(value, dict)}
+        never = statistics.fmean(row["eval/orientation/consistency"])
+        figures = [row["eval/accuracy/top1"], row["eval/orientation/accuracy_mean"]]
+        yield [family, *map(spread, figures), f"{100 * never:.0f} %"]
+
+
+@PAGE.table("equal | model | width | M multiply-adds | step over plain's | upright | eight orientations")
+def equal_compute():
+    sets = [("blood cells", "blood_cells", "main"), ("CIFAR-10, 2,500 steps", "cifar10", "cifar10")]
+    for title, data, key in sets:
+        for rule in (None, "multiply-adds", "step time"):
+            for row in entry("studies/octic_equal_compute", key)["rows"]:
+                if (row["data"], row["rule"]) == (data, rule):
+                    label = {None: title, "multiply-adds": "equal multiply-adds"}.get(rule, "equal step time")
+                    ratio = "1" if rule is None else f"{row['time_ratio']:.2f}"
+                    numbers = [str(row["width"]), f"{row['macs'] / 1e6:.2f}", ratio]
+                    yield [label, row["family"], *numbers, spread(row["upright"]), spread(row["eight"])]
+
+
+@PAGE.table("width | 96 | 128 | 192")
+def jumbo_small_images():
+    found = entry("studies/jumbo_small_images")
+    for model, name in (("plain", "plain"), ("registers", "registers"), ("jumbo", "Jumbo")):
+        cells = [spread(found["rows"][f"{model} {w}"]["eval/accuracy/top1"]["values"]) for w in (96, 128, 192)]
+        yield [name, *cells]
+    gains = [found["gains"][f"jumbo - registers, {width}"] for width in (96, 128, 192)]
+    cells = [f"{100 * gain['gap']:.1f} ({100 * gain['standard_error']:.1f})" for gain in gains]
+    yield ["Jumbo over registers (standard error)", *cells]
+
+
+@PAGE.table("model | images/s | step, ms | equal epochs | equal time (epochs)")
+def jumbo_baselines():
+    names = dict(jumbo="Jumbo", registers="registers", mobilenetv4="MobileNetV4 conv-small", shvit="SHViT S1")
+    names |= dict(efficientvit="EfficientViT-B0", bixt="BiXT")
+    for model, row in entry("studies/jumbo_baselines")["rows"].items():
+        equal = f"{spread(row['equal time'])} ({row['equal time, epochs']:.2f})"
+        numbers = [f"{row['speed']:,.0f}", f"{1e3 * row['step_seconds']:.0f}", spread(row["equal epochs"])]
+        yield [names[model], *numbers, "the same (2.00)" if model == "jumbo" else equal]
+
+
+ADAPTIVE = {"adaptive": "adaptive", "by input": "adaptive, by input", "no token": "without adaptive patches"}
+ADAPTIVE |= {"no window": "without adaptive windows", "no merge": "without adaptive merging"}
+ADAPTIVE |= {"da": "trained on circular shifts (DA)", "adapted 0": "trained, then adapted"}
+ADAPTIVE |= {"adapted 1": "and tuned for 1 epoch", "adapted 2": "and tuned for 2 epochs"}
+
+
+@PAGE.table("model | top-1 | C-Cons | S-Cons")
+def adaptive_small_images():
+    families = dict(swin="Swin", swinv2="SwinV2", cvt="CvT", mvitv2="MViTv2")
+    rows = entry("studies/adaptive_small_images")["rows"]
+    for name in sorted(rows, key=lambda name: list(families).index(name.split(" ")[0])):
+        (family, _, variant), row = name.partition(" "), rows[name]
+        label = f"... {ADAPTIVE[variant]}" if variant else families[family]
+        yield [label, spread(row["top1"]), constant(row["circular"]), spread(row["zeros"])]
+
+
+@PAGE.table("model | upright | eight orientations | same in eight | never changes | of the decided")
+def adaptive_p4m():
+    for name, row in entry("studies/adaptive_p4m")["rows"].items():
+        counts = [f"{one:.0f}/{all_:.0f}" for one, all_ in zip(row["identical"], row["decided"], strict=True)]
+        cells = [spread(row["upright"]), spread(row["eight"]), constant(row["turned"]), constant(row["constant"])]
+        yield [name, *cells, ", ".join(counts)]
+
+
+@PAGE.table("backbone, decoder | mean IoU | mASCC | mean IoU of eight | same in eight")
+def camvid():
+    names = dict(plain="plain ViT, linear", D8="D8 ViT, linear", swin="Swin, UperNet")
+    names |= {"adaptive": "adaptive Swin, equivariant UperNet", "adaptive unpool": "... with unpooling"}
+    for name, row in entry("studies/segmentation_camvid")["rows"].items():
+        cells = [spread(row["miou"]), constant(row["mascc"]), spread(row["eight"]), constant(row["same"])]
+        yield [names[name], *cells]
+
+
+@PAGE.table(
+    "blood cells | probe at start | probe | k-NN at start | k-NN | k-NN, eight | same in eight | entropies",
+    "blood_cells",
+)
+@PAGE.table(
+    "CIFAR-10 | probe at start | probe | k-NN at start | k-NN | k-NN, eight | same in eight | entropies",
+    "cifar10",
+)
+def dinov2(data: str):
+    rows = entry("studies/dinov2_small_images", data)["rows"]
+    for family in ("plain", "H8", "I8"):
+        row = rows[family]
+        keys = ("start linear_probe/top1", "linear_probe/top1", "start knn/top1", "knn/top1", "knn/accuracy_mean")
+        cells = [spread(row[key]) for key in keys] + [constant(row["knn/consistency"])]
+        entropies = (100 * statistics.fmean(row[f"classes/{key}"]) for key in ("rows", "mean"))
+        yield [family, *cells, ", ".join(f"{value:.0f}" if value < 99.45 else f"{value:.1f}" for value in entropies)]
+
+
+@PAGE.table(
+    "variant | rank: plain | registers | Jumbo | accuracy: plain | registers | Jumbo | Jumbo - plain "
+    "| Jumbo - registers",
+)
+def public_series():
+    names = {"best": "best run", "mean": "mean of the runs"}
+    for row in entry("studies/timeseries_public")["rows"]:
+        ranks = [statistics.fmean(values) for values in zip(*row["ranks"].values(), strict=True)]
+        cells = [f"{rank:.2f}" for rank in ranks] + [spread(values) for values in row["accuracy"].values()]
+        for gain in row["gains"].values():
+            cells.append(f"{100 * gain['gap']:+.2f} ± {100 * gain['standard_error']:.2f}")
+        yield [f"{row['variant']}, {names[row['kind']]}", *cells]
+
+
+@PAGE.table("option | plain: loss | gradient | step | I8: loss | gradient | step")
+def quirks():
+    found = {
+        family: {r["option"]: r for r in rows} for family, rows in entry("studies/dinov2_quirks")["families"].items()
+    }
+    for option in dict.fromkeys(option for rows in found.values() for option in rows):
+        cells = []
+        for rows in found.values():
+            row = rows.get(option)
+            change = f"{row['change']:.2g}" if row and row["change"] else "0"
+            cells += [f"{row['loss']:.3f}", f"{row['gradient']:.1f}", change] if row else ["", "", ""]
+        yield [option, *cells]
+
+
+@PAGE.table(
+    "model | equal bits, float32 | bfloat16 | float64, no anchor | smallest gap | ordinary model | class changed",
+)
+def exactness():
+    for name, row in entry("studies/adaptive_exactness")["rows"].items():
+        equal = [f"{row[f'{dtype}_equal']:.0f} %" for dtype in ("float32", "bfloat16")]
+        off = [f"{row[dtype]:.1e} off" for dtype in ("float32", "bfloat16")]
+        cells = [*(off if name == "D8 ViT" else equal), f"{row['float64']:.1e}", f"{row['gap']:.1e}"]
+        yield [name, *cells, f"{row['ordinary']:.2f}", f"{row['changed']:.1f} %"]
+
+
+@PAGE.table("family | float64 | float32 | bfloat16")
+def equivariance():
+    for row in entry("studies/equivariance_errors")["rows"]:
+        name = f"{row['family']} (field)" if row["measured"] == "field" else row["family"]
+        yield [name, *(f"{row[dtype]:.1e}" if row[dtype] else "0" for dtype in ("float64", "float32", "bfloat16"))]
+
+
+@PAGE.table("row | CIFAR-10, 2 epochs | blood cells, 9 epochs | CamVid, 10 epochs")
+def depthwise_small():
+    sets = [entry("studies/depthwise_small_images", data)["rows"] for data in ("cifar10", "blood_cells", "camvid")]
+    names = {"attention": "stage 2 with attention", "lowest": "lowest Sigma", "highest": "highest Sigma"}
+    names |= {"random": "random blocks", "damage": "least damage", "least squares": "lowest, taps by least squares"}
+    names |= {"one-stage": "lowest, one-stage", "frozen": "lowest, frozen", "ens_dw": "lowest, Ens+DW"}
+    for row in sets[0]:
+        yield [names.get(row, row), *(spread(rows[row]) if row in rows else "" for rows in sets)]
+
+
+def sentences():
+    def gap(name, gain, key="main", digits=1):
+        return f"{100 * abs(entry(f'studies/{name}', key)['gains'][gain]['gap']):.{digits}f}"
+
+    def error(name, gain, key="main"):
+        return f"{100 * entry(f'studies/{name}', key)['gains'][gain]['standard_error']:.1f}"
+
+    small = "adaptive_small_images"
+    gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
+    yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
+    yield f"{gap(small, gains['swinv2'])} ({error(small, gains['swinv2'])}) for SwinV2"
+    yield f"{gap(small, gains['mvitv2'])} ({error(small, gains['mvitv2'])}) for MViTv2"
+    yield f"{gap(small, gains['cvt'])} ({error(small, gains['cvt'])}, not resolved) for CvT"
+    p4m = "p4m - plain, upright"
+    yield f"{gap('adaptive_p4m', p4m)} points below plain (standard error {error('adaptive_p4m', p4m)})"
+    name, pairs = "segmentation_camvid", ("D8 - plain, miou", "D8 - plain, eight", "adaptive - swin, miou")
+    yield f"D8 is {gap(name, pairs[0])} points below plain (standard error {error(name, pairs[0])}, not resolved)"
+    yield f"and {gap(name, pairs[1])} above it over the eight orientations"
+    yield f"The adaptive Swin is {gap(name, pairs[2])} points ({error(name, pairs[2])}) below the ordinary one"
+    pair = "equal epochs: jumbo - registers"
+    yield f"Jumbo is {gap('jumbo_baselines', pair)} points ahead of registers (standard error "
+    yield f"{error('jumbo_baselines', pair)}), not resolved"
+    yield f"{gap('jumbo_baselines', 'equal time: jumbo - mobilenetv4')} points behind Jumbo, resolved"
+    octic = entry("studies/jumbo_small_images", "octic")["rows"]
+    values = [
+        spread(octic[f"{model} 96"]["eval/accuracy/top1"]["values"]) for model in ("octic", "invariant", "steerable")
+    ]
+    yield "has {}, with an invariant Jumbo token {}, with a steerable one {}".format(*values)
+    for data in ("blood_cells", "cifar10"):
+        yield f"{100 * entry('studies/dinov2_small_images', data)['pixels']:.1f}"
+    for data, words in (
+        ("cifar10", "{} points on CIFAR-10 (standard error {})"),
+        ("blood_cells", "{} on blood cells ({})"),
+    ):
+        pair = "lowest - highest"
+        yield words.format(gap("depthwise_small_images", pair, data), error("depthwise_small_images", pair, data))
+    name = "octic_equal_compute"
+    for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
+        yield f"{gap(name, f'{data}, upright: {model}, equal step time, minus plain', key)} "
