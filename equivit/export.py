@@ -2,6 +2,7 @@
 
     python -m equivit.export --input=models/vit_b --output=vit_b.onnx --image_size=336,336
     python -m equivit.export --input=runs/depthwise --output=vit_b.stablehlo --image_size=224,320 --batch=4
+    python -m equivit.export --input=runs/segmenter --backbone --output=vit_b.onnx --image_size=336,336
 
 The ending of --output selects the format.  The file contains the weights.  Replaced attention is folded into one
 convolution per block, batch norms into the convolutions before them, and positions are resized to --image_size
@@ -10,7 +11,8 @@ more than 1e-4 of the largest entry (with --half 1e-2), the file is removed.
 
 The input is "image", the output "logits" ("embedding" for a projection).  A model without a head has the outputs
 "patches" [B, h, w, D] and, if it has a class token, "class" [B, D], both after the final norm.  An adaptive model also
-has "offset", int32 [B, 2], the pixel (row, column) of its first patch (`models/features.py`).
+has "offset", int32 [B, 2], the pixel (row, column) of its first patch (`models/features.py`).  With --backbone a
+segmenter is written without its decoder; maps of earlier blocks that the decoder reads are "patches_4" and so on.
 """
 
 import argparse
@@ -55,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=command.at_least(1), default=1, help="images per call (%(default)s)")
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="axes of the input (%(default)s)")
     parser.add_argument("--opset", type=command.at_least(1), help=f"ONNX opset version ({OPSET})")
+    parser.add_argument("--backbone", action="store_true", help="write a segmenter without its decoder")
     parser.add_argument("--half", action="store_true", help="parameters, input and computation in float16")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -66,6 +69,9 @@ def _run(options: argparse.Namespace) -> None:
     _check_output(options.output, options.opset)
     print(f"Reading the model in {options.input}.", flush=True)
     model, data, step = loading.load(options.input)
+    blocks = ()
+    if options.backbone:
+        model, blocks = _without_decoder(model)
     of = "" if step is None else f" of step {step}"
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
@@ -73,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
         f"Writing {options.output}{of} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True
     )
     form = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
-    written = write(options.output, model, options.image_size, classes=data.classes, **form)
+    written = write(options.output, model, options.image_size, classes=data.classes, blocks=blocks, **form)
     print(
         f"Done: {written.path}, {written.bytes / 1e6:.2f} MB, {written.bytes / written.parameters:.3f} times the "
         f"deployed parameters; it deviates from the model by {written.deviation:.1e} of the largest entry (at most "
@@ -107,6 +113,7 @@ def write(
     opset: int = OPSET,
     half: bool = False,
     classes: Sequence[str] = (),
+    blocks: tuple[int, ...] = (),
 ) -> Written:
     """Write the model for inference, and compare the file with the model.
 
@@ -115,6 +122,7 @@ def write(
       layout: axes of the input, "nhwc" or "nchw".
       half: parameters, input and computation in float16.
       classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
+      blocks: of a model without a head, further blocks whose patches are outputs, each after the final norm.
 
     Raises ValueError for an unknown ending, layout or opset, images of a wrong size, or operations that cannot be
     written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then no file is left.
@@ -130,7 +138,7 @@ def write(
     path = pathlib.Path(path)
     _check_ending(path)
     errors.one_of("--layout", layout, LAYOUTS)
-    outputs, function = _function(model, image_size)
+    outputs, function = _function(model, image_size, blocks)
     onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
     image = np.random.default_rng(0).normal(size=(batch, *image_size, model.config.input_shape[-1])).astype(np.float32)
     with jax.default_matmul_precision("highest"):
@@ -157,7 +165,16 @@ def write(
     return Written(path, path.stat().st_size, parameters, deviation)
 
 
-def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...], Callable]:
+def _without_decoder(model: Any) -> tuple[Any, tuple[int, ...]]:
+    """The backbone of a segmenter, and the blocks before the last that its decoder reads."""
+    from equivit.models.segmenter.model import Segmenter
+
+    if not isinstance(model, Segmenter):
+        raise ValueError("--backbone: the model has no decoder; leave it out.")
+    return model.backbone, model.config.read
+
+
+def _function(model: Any, image_size: tuple[int, int], blocks: tuple[int, ...]) -> tuple[tuple[str, ...], Callable]:
     """The names of the outputs, and the function of model and images that returns them."""
     from equivit.models.decoders import MaskedAutoencoder
     from equivit.models.model import check_input
@@ -167,19 +184,24 @@ def _function(model: Any, image_size: tuple[int, int]) -> tuple[tuple[str, ...],
     if isinstance(model, MaskedAutoencoder):
         raise ValueError("--input: a masked autoencoder cannot be exported; convert or export its encoder.")
     if isinstance(model, Segmenter) or model.head is not None:
+        if blocks:
+            raise ValueError(
+                f"blocks={blocks} are outputs of a model without a head; leave it out, or export the backbone."
+            )
         name = "logits" if getattr(model.config, "projection", None) is None else "embedding"
         return (name,), lambda model, images: (model(images),)
 
     def tokens(model, images):
-        features = model.features(images)
+        features = model.features(images, blocks=blocks)
         offset = features.patches.offset if getattr(model.config, "parts", ()) else None
-        return features.patches.values, features.cls, offset
+        return *(grid.values for grid in features.grids), features.cls, offset
 
     import jax
 
     shape = jax.ShapeDtypeStruct((1, *image_size, model.config.input_shape[-1]), "float32")
     found = jax.eval_shape(tokens, model, shape)
-    names = tuple(name for name, value in zip(("patches", "class", "offset"), found, strict=True) if value is not None)
+    names = (*(f"patches_{i}" for i in sorted(blocks)), "patches", "class", "offset")
+    names = tuple(name for name, value in zip(names, found, strict=True) if value is not None)
     return names, lambda model, images: tuple(value for value in tokens(model, images) if value is not None)
 
 

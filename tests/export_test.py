@@ -1,6 +1,7 @@
 """Exported files against the models that they were made of, what is in them, and how long they take."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -109,6 +110,29 @@ def test_half_precision_and_tokens(tmp_path):
     (image,), outputs = session.get_inputs(), session.get_outputs()
     assert (image.name, image.type, image.shape) == ("image", "tensor(float16)", [1, *SIZE, 3])
     assert [(each.name, each.shape) for each in outputs] == [("patches", [1, 3, 5, 32]), ("class", [1, 32])]
+
+
+@needs_onnx
+def test_the_backbone_of_a_segmenter(tmp_path):
+    """It has the maps that the decoder reads, each after the final norm."""
+    place, path = tmp_path / "model", tmp_path / "backbone.onnx"
+    segments = segmenter(depth=3)
+    segments.config = dataclasses.replace(segments.config, blocks=(0, 1))
+    saved.save(place, segments)
+    assert export.main([f"--input={place}", f"--output={path}", "--image_size=24,40", "--backbone"]) == 0
+    session, image = onnx_files.session(path), np.ones((1, *SIZE, 3), np.float32)
+    names = [each.name for each in session.get_outputs()]
+    assert names == ["patches_0", "patches_1", "patches"]
+    grids = jax.jit(lambda m, x: m.features(x, blocks=(0, 1)).grids)(segments, image)
+    for found, grid in zip(session.run(names, {"image": image}), grids, strict=True):
+        np.testing.assert_allclose(found, grid.values, atol=1e-5 * np.abs(grid.values).max())
+    # Two in each block, and the final one of each map.
+    assert onnx_files.operations(path).count("LayerNormalization") == 2 * 3 + 3
+
+
+def test_blocks_of_a_model_with_a_head_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"blocks=\(0,\) are outputs of a model without a head"):
+        export.write(tmp_path / "model.stablehlo", model(), SIZE, blocks=(0,))
 
 
 @needs_onnx

@@ -4,7 +4,11 @@ sigma[q, p] is the standard deviation over images of the attention from token q 
 over all q and p, Sigma of a block the mean over its heads.  A head of low Sigma attends by position alone, like a
 convolution.  A head that averages over all tokens also has a low Sigma, although it is not local.
 
-Source: depthwise attention, Section 2.3.1, Eq. 15 and 16; Figures A.1, A.2 and A.4.
+The released code takes the sample deviation, which multiplies every Sigma by one factor, and rounds Sigma to two
+digits.  Neither changes an order, except that rounding makes ties of values that almost agree.  `published.py` has the
+blocks and heads that the authors selected.
+
+Source: depthwise attention, Section 2.3.1, Eq. 15 and 16; Figures A.1, A.2 and A.4; github.com/cscribano/DWConv_VFM.
 """
 
 import dataclasses

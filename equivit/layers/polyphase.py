@@ -122,12 +122,12 @@ def embedding_norms(
     return jnp.sqrt(jnp.maximum(found, 0))
 
 
-def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> jax.Array:
-    """Sums of products of blocks with the blocks offset by `lags`; 0 for pixels that no kernel spans.
+def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> tuple[jax.Array, jax.Array]:
+    """Sums of products of blocks with the blocks offset by `lags`, 0 for pixels that no kernel spans; sums of blocks.
 
-    All lags share one matrix product: one wide product is faster than many narrow ones.
+    All share one matrix product: one wide product is faster than many narrow ones.
 
-    Shapes: [B, h, w, entries] -> [B, lags, entries, entries].
+    Shapes: [B, h, w, entries] -> [B, lags, entries, entries] and [B, entries].
     """
     (b, h, w, entries), below, beside = blocks.shape, max(lags)[0], max(j for _, j in lags)
     wide: Any = around(blocks, ((0, below), (beside, beside)))

@@ -50,9 +50,12 @@ class Position(nnx.Module):
         table = resize(self.table[...], grid, antialias=self.antialias, offset=self.offset)
         return table.reshape(-1, table.shape[-1])
 
-    def tables(self, grid: tuple[int, int], offset: float = 0.0) -> dict[str, jax.Array]:
-        """The parameters, by name, of this table resized to another grid with the given offset."""
-        return {"table": resize(self.table[...], grid, antialias=self.antialias, offset=offset)}
+    def tables(self, grid: tuple[int, int], offset: float = 0.0, *, antialias: bool = False) -> dict[str, jax.Array]:
+        """The parameters, by name, of this table resized to another grid with the given offset.
+
+        It is antialiased if either this table or the argument says so.
+        """
+        return {"table": resize(self.table[...], grid, antialias=self.antialias or antialias, offset=offset)}
 
 
 class IsotypicPosition(nnx.Module):

@@ -78,6 +78,11 @@ class Features:
     patches: Grid
     blocks: dict[int, "Features"]
 
+    @property
+    def grids(self) -> list[Grid]:
+        """The patches after each requested block, ascending, and after the last."""
+        return [*(self.blocks[i].patches for i in sorted(self.blocks)), self.patches]
+
 
 def _rolled(maps: Any, steps: Any) -> Any:
     """Shift maps [*B, H, W, ...] by (down, right) [*B, 2]; NumPy arrays stay on the host."""

@@ -38,9 +38,9 @@ def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -
 
         model, changes = reconfigure(model, class_token=False, pool="mean", num_classes=10)
 
-    Positions are resized to the new grid, with the `position_antialias` of the weights and the `position_offset` of the
-    new configuration.  A head of another shape and tensors that the old model lacks are initialised at random.  Tensors
-    that the new model lacks are dropped.
+    Positions are resized to the new grid, antialiased if the old or the new configuration has `position_antialias`, and
+    with the `position_offset` of the new one.  A head of another shape and tensors that the old model lacks are
+    initialised at random.  Tensors that the new model lacks are dropped.
 
     Args:
       rngs: initialises new tensors; seed 0 if None.
@@ -94,7 +94,7 @@ def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
         return {}
     # The offset applies to sizes other than the model's, so the new configuration decides.
     both = isinstance(module, Position) and isinstance(new, Position)
-    return module.tables(new.grid, new.offset) if both else module.tables(new.grid)
+    return module.tables(new.grid, new.offset, antialias=new.antialias) if both else module.tables(new.grid)
 
 
 def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:

@@ -1,12 +1,13 @@
 """Train a model for its task with gates that learn where a convolution replaces attention.
 
 A gate in each block mixes the two; the gates are a relaxed choice of a given number of blocks or heads
-(`depthwise/gates.py`).  The run exports the model with the hard choice, the largest weights:
+(`depthwise/gates.py`).  A run evaluates and exports the model with the hard choice, the largest weights without noise:
 
 - end to end ("DSP-e2e"), this model is the result;
 - in two stages ("DSP-2S"), stage 2 uses only its `config.replaced` and restarts from the model of stage 1.
 
-Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).
+Source: depthwise attention, Section 2.3.2, Eq. 17 and 18; Differentiable Subset Pruning (Li et al. 2021).  Defaults
+are from the code of the former, github.com/cscribano/DWConv_VFM.
 """
 
 import dataclasses
@@ -20,8 +21,9 @@ from flax import nnx
 from jax import core
 from jax.experimental import multihost_utils
 
-from equivit.constraints import Above0, OneOf, PositiveFloat, PositiveInt, Words
+from equivit.constraints import OneOf, PositiveFloat, PositiveInt, Words
 from equivit.depthwise import gates
+from equivit.depthwise.gates import KINDS, STARTS
 from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.layers.depthwise import BY_HEAD, FORMS
 from equivit.layers.depthwise_conv import check_taps
@@ -29,6 +31,7 @@ from equivit.layers.rngs import Keys
 from equivit.logical import Tensor
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
+from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Loss, Objective, Rule, Step
 from equivit.objectives.segmentation import Segmentation
 from equivit.objectives.supervised import Supervised
@@ -55,19 +58,20 @@ class GateOptions:
 
     gates: PositiveInt = 12  # number of blocks, or heads, replaced in the end
     by_head: bool = False  # a separate gate for each head
-    kind: Annotated[str, OneOf(BY_HEAD)] = "dw"  # kind of convolution
+    kind: Annotated[str, OneOf(KINDS)] = "dw"  # the replacement; "spvit" only for whole blocks
     form: Annotated[str, OneOf(FORMS)] = "released"
     kernel_size: PositiveInt = 3
-    gate_lr: PositiveFloat = 0.5  # peak learning rate of the gates, in place of schedule.lr; not stated in the paper
-    temperature: Temperatures = (1000.0, 1e-3)  # first and last; the paper states the last
-    cooling: Above0 = 1.0  # share of the run until the last temperature
+    gate_start: Annotated[str, OneOf(STARTS)] = "uniform"  # of the weights
+    gate_lr: PositiveFloat = 0.01  # peak learning rate of the weights, in place of schedule.lr
+    temperature: Temperatures = (1.0, 1e-3)  # first and last
+    cooling: PositiveFloat | None = 30.0  # epochs until the last temperature; None: the whole run
 
 
 class Gated(Objective):
     """A mixin that adds gates to an objective; list it before the objective among the bases of a subclass.
 
-    Each step draws new noise.  The temperature falls geometrically over a share of the run.  The gate weights start
-    from Xavier's uniform distribution, with their own learning rate and clip group, and no decay.
+    Each step draws new noise.  The temperature falls geometrically, then stays constant.  The gate weights have their
+    own learning rate, which follows the schedule, their own clip group, and no decay.
     """
 
     prefix = "model."
@@ -77,6 +81,11 @@ class Gated(Objective):
         super().check_model(model, teachers)
         options, name = self.options, f"config.objective.name={self.options.name!r}"
         check_taps("config.objective", options.kernel_size, "zeros")
+        if options.by_head and options.kind not in BY_HEAD:
+            raise ValueError(
+                f"config.objective.by_head=True: the kind {options.kind!r} merges all heads; set it to False, or take "
+                "kind='dw' or 'conv'."
+            )
         if not isinstance(model, ViTConfig) or isinstance(model, JumboViTConfig) or model.k or model.prefix:
             raise ValueError(
                 f"{name} needs a plain ViT of patch tokens alone; use one with class_token=False, registers=0 and "
@@ -95,7 +104,7 @@ class Gated(Objective):
         how: dict[str, Any] = dict(form=options.form, kernel_size=options.kernel_size)
         model = gates.with_gates(model, options.kind, **how, rngs=Keys(taps_key))
         shape = (config.depth, config.num_heads if options.by_head else 1)
-        return GatedModel(super().module(model, task_key), nnx.initializers.xavier_uniform()(gates_key, shape))
+        return GatedModel(super().module(model, task_key), gates.start_weights(options.gate_start, gates_key, shape))
 
     def rule(self, tensor: Tensor) -> Rule:
         """A separate rule for the gate weights; all other tensors follow the task."""
@@ -111,15 +120,20 @@ class Gated(Objective):
         """Delegates to the task's objective."""
         return super().prepare(module.model, batch, key)
 
+    def temperature(self, clock: Clock) -> jax.Array:
+        """The temperature of a step."""
+        options, (start, end) = self.options, self.options.temperature
+        steps = clock.total if options.cooling is None else options.cooling * clock.per_epoch
+        return gates.temperature(clock.step, start, end, steps)
+
     def loss(self, module: GatedModel, batch: Batch, step: Step) -> Loss:
         """The task's loss with relaxed gates; the temperature is added to its metrics."""
-        options, clock, (start, end) = self.options, step.clock, self.options.temperature
-        temperature = gates.temperature(clock.step, start, end, max(options.cooling * clock.total, 1))
+        temperature = self.temperature(step.clock)
         noise_key, key = jax.random.split(step.key)
         weights = module.gates[...].astype(jnp.float32).reshape(-1)
         uniform = jax.random.uniform(noise_key, weights.shape)
         vit: Any = backbone(module.model)
-        relaxed = gates.relaxed_top_k(weights, options.gates, temperature, uniform).reshape(module.gates.shape)
+        relaxed = gates.relaxed_top_k(weights, self.options.gates, temperature, uniform).reshape(module.gates.shape)
         gates.set_gates(vit, jnp.broadcast_to(relaxed, (len(relaxed), vit.config.num_heads)))
         loss = super().loss(module.model, batch, step._replace(key=key))
         return loss._replace(metrics={**loss.metrics, "temperature": temperature})

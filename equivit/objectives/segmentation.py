@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.constraints import NonNegativeFloat, OneOf, PositiveInt
+from equivit.constraints import NonNegativeFloat, NonNegativeInt, OneOf, PositiveInt
 from equivit.layers.convolution import MODES
 from equivit.layers.resizing import nearest
 from equivit.layers.rngs import Keys
@@ -35,9 +35,10 @@ class Segmentation(Objective):
         upsampling: Annotated[str, OneOf(UPSAMPLING)] = "interpolate"  # of an equivariant UperNet
         auxiliary: NonNegativeFloat = 0.4  # weight of the loss of a second head, which UperNet has; 0.0: none
         own_size: bool = False  # resize labels to the decoder's grid, instead of logits to the image
+        blocks: tuple[NonNegativeInt, ...] | tuple[()] = ()  # of a ViT, whose maps the decoder reads beside the last
         frozen: bool = False  # do not train the backbone
 
-    FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "own_size", "frozen")
+    FIXED = ("decoder", "width", "padding", "equivariant", "upsampling", "own_size", "blocks", "frozen")
     entries = ("image", "map")
     decodes = has_head = True
 

@@ -1,11 +1,13 @@
 """Frozen parameters: logical tensors that the objective or `optimizer.freeze` excludes from training.
 
 `optimizer.freeze` holds shell patterns of logical names.  The last matching pattern decides; a leading "!" makes the
-tensor trainable again.  "{replaced}" expands to each block of `model.replaced`:
+tensor trainable again.  "{replaced}" expands to each block of `model.replaced`, "{positions}" to each tensor of the
+learned positions, which some models lack:
 
     patch_embed.*,blocks.[0-5].*            the patches and the first six blocks
     *,!head.*                               all but the head
     *,!*blocks.{replaced}.attention.*       all but the modules that replace attention, a segmenter's too
+    {positions}                             the positions
 
 A frozen tensor has no update, moments or decay, and its gradient is in no norm; running statistics still change.
 """
@@ -27,7 +29,7 @@ from equivit.logical import Tensor
 from equivit.models.vit.replaced import as_replaced
 from equivit.objectives.objective import Objective, Rule
 
-REPLACED = "{replaced}"
+REPLACED, POSITIONS = "{replaced}", "{positions}"
 
 
 def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Tensor], Rule]:
@@ -43,7 +45,7 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
         return objective.rule
     names = [tensor.name for table in tables.values() for tensor in table.flat]
     frozen = set()
-    for pattern in _expanded(patterns, objective.config):
+    for pattern in _expanded(patterns, objective.config, names):
         matched = matching("optimizer.freeze", pattern.removeprefix("!"), names)
         frozen = frozen - matched if pattern.startswith("!") else frozen | matched
 
@@ -56,9 +58,11 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
     return combined
 
 
-def _expanded(patterns: Iterable[str], config: ConfigDict) -> list[str]:
-    """The patterns, each with "{replaced}" once for every replaced block."""
-    patterns = list(patterns)
+def _expanded(patterns: Iterable[str], config: ConfigDict, names: Iterable[str]) -> list[str]:
+    """The patterns with "{replaced}" once for every replaced block, and "{positions}" once for every position."""
+    positions = [name for name in names if re.fullmatch(r"((?!stages|blocks)\w+\.)*position\.\w+", name)]
+    several = {pattern: positions if POSITIONS in pattern else [""] for pattern in patterns}
+    patterns = [pattern.replace(POSITIONS, name) for pattern in several for name in several[pattern]]
     if not any(REPLACED in pattern for pattern in patterns):
         return patterns
     blocks = [str(entry.block) for entry in as_replaced("config.model", config.model.get("replaced", ()))]

@@ -87,7 +87,7 @@ CELLS = [*IMAGES, "data.source=npz:pbc_wbc96.npz", "data.image_size=(48,48)", "m
 CELLS += ["model.patch_size=6"]
 CAMVID = ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
 CAMVID += ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
-CAMVID += ["objective.width=16"]
+CAMVID += ["objective.width=16", "objective.blocks=(1,2,4)"]
 FEW = ("stage 1", "attention", "lowest", "highest")
 STUDIES = {
     "cifar10": Study("in1k,mae_b16", CIFAR10, 2, 64, "accuracy/top1", tuple(ROWS)),
@@ -194,7 +194,11 @@ class Runs:
         """The half of the blocks that a choice replaces."""
         if choice == "gates":
             number = len(self.scores("sigma")) // 2
-            self.trained("gates", "gated", [f"objective.gates={number}"], init=self.stage1())
+            keys = [
+                f"objective.gates={number}",
+                "objective.cooling=None",
+            ]  # the run is shorter than the recipe's cooling
+            self.trained("gates", "gated", keys, init=self.stage1())
             chosen = _vit(checkpoints.load_run(self.place / "gates").model).config.replaced
             return tuple(one.block for one in chosen)
         scores = self.scores("damage" if choice == "damage" else "sigma")

@@ -131,8 +131,9 @@ def _components(sums):
     return [*h, row_1[:, :WIDTH], row_2[:, :WIDTH], row_1[:, WIDTH:], row_2[:, WIDTH:]]
 
 
-def _windows(lines, planes, row, channel, width):
+def _windows(field, row, channel, width):
     """The parts of a field in memory with the lines, and with each copy of E."""
+    lines, planes = field
     at_rows = pl.ds(row, ROWS)
     copies = [planes.at[:, at_rows, pl.ds(copy * lines.shape[-1] + channel, width)] for copy in range(2)]
     return lines.at[:, at_rows, pl.ds(channel, width)], *copies
@@ -149,7 +150,7 @@ def _store_with_hidden(sums, own, beside, results, row, column):
 
 
 def _store_field(values, stage, results, row, column):
-    lines, *copies = _windows(*results, row, column * WIDTH, WIDTH)
+    lines, *copies = _windows(results, row, column * WIDTH, WIDTH)
     _stage(values[:4], stage)
     plgpu.copy_smem_to_gmem(stage, lines)
     _stage(values[4:], stage)
@@ -173,7 +174,7 @@ def _load_half(own, hidden, row, channel):
     """Begin to load the hidden field's tile, half of its channels."""
     stage, loaded = own
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what was staged before is stored
-    for source, place in zip(_windows(*hidden, row, channel, HALF), PLACES, strict=True):
+    for source, place in zip(_windows(hidden, row, channel, HALF), PLACES, strict=True):
         plgpu.copy_gmem_to_smem(source, stage.at[place], loaded)
 
 
@@ -189,5 +190,5 @@ def _store_gradient(sums, own, hidden, results, row, column):
         for i, value in enumerate(octic_gelu_gradient(values, gradients)):
             stage[i] = value.astype(stage.dtype)
         plgpu.commit_smem()
-        for target, place in zip(_windows(*results, row, channel, HALF), PLACES, strict=True):
+        for target, place in zip(_windows(results, row, channel, HALF), PLACES, strict=True):
             plgpu.copy_smem_to_gmem(stage.at[place], target, commit_group=place is PLACES[-1])

@@ -4,16 +4,18 @@ The same product, with the transposed map after attention, gives the gradient of
 
 cuDNN wants q, k and v as [M, H, 8c], with all eight components of a head side by side.  A tile has all columns of a few
 heads, so a warpgroup puts their components together in shared memory and stores whole heads.  Attention does not depend
-on the order of the channels in a head's vector, if q and k agree; the values keep it.  `order` is the one that takes
-the least work.  The tensor cores' registers have columns in groups of eight, and a thread holds two neighbours of a
-group, so that moving anything but whole groups costs shuffles:
+on the order of the channels in a head's vector, if q and k agree; the values keep it.  The order here takes the least
+work.  The tensor cores' registers have columns in groups of eight, and a thread holds two neighbours of a group, so
+that moving anything but whole groups costs shuffles:
 
   - If 8 divides c, a head's vector is [A1 | A2 | B1 | B2 | E row 0 | E row 1], and weights keep their order.
-  - If c is 2 more than a multiple of 8, as in ViT-H, a tile has four heads.  The two channels left of A1, A2, B1 and B2
-    together fill a group of each head.  In the weights the four heads' remainders form a group, which component i
-    begins with head -i: every pair of columns of a head's group is then in place in one of the components, and a select
-    takes it from there.  Likewise for the four channels left of each row of E, where the group of row 1 has the two
-    heads the other way round: so there are two copies of these columns, left and right of the others.
+  - If c is 2 more than a multiple of 8, as in ViT-H, a tile has four heads.  A head's vector is [A1 | A2 | B1 | B2],
+    whole groups alone, then the channels left of them, those left of E, and [E row 0 | E row 1], whole groups alone.
+    The two channels left of A1, A2, B1 and B2 together fill a group of each head.  In the weights the four heads'
+    remainders form a group, which component i begins with head -i: every pair of columns of a head's group is then in
+    place in one of the components, and a select takes it from there.  Likewise for the four channels left of each row
+    of E, where the group of row 1 has the two heads the other way round: so there are two copies of these columns, left
+    and right of the others.
 """
 
 import functools
@@ -80,7 +82,7 @@ def forward(
     heads: int,
     ring: Ring | None = None,
 ) -> tuple[jax.Array, ...]:
-    """A linear map to P arrays of all heads, such as q, k and v, with a head's channels in the order of `order`.
+    """A linear map to P arrays of all heads, such as q, k and v; `hopper.apart` is the inverse.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
@@ -98,43 +100,6 @@ def forward(
     weights = _arranged(w_lines, w_planes, bias, c)
     fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
     return tuple(y[:m] for y in rows.multiply(epilogue, ring or default_ring(width, c), *fields, *weights))
-
-
-def order(c: int) -> np.ndarray:
-    """[heads of a tile, 8c, 2]: the component (4 and 5 are the rows of E) and channel of each place of a vector."""
-    main = c // GROUP * GROUP
-    lines = [(i, k) for i in range(4) for k in range(main)]
-    planes = [(4 + row, k) for row in range(2) for k in range(2 * main)]
-    vectors = []
-    for head in range(heads_of_tile(c)):
-        mixed, mixed_planes = [], []
-        if c % GROUP:
-            mixed = [((pair - head) % 4, main + k) for pair in range(4) for k in range(2)]
-            first = head % 2  # the row of E whose channels come first
-            mixed_planes = [(4 + row, 2 * main + k) for row in (first, 1 - first) for k in range(4)]
-        vectors.append(lines + mixed + planes + mixed_planes)
-    return np.array(vectors)
-
-
-def apart(y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Head vectors [M, H, 8c] in the order of `order` irrep by irrep: lines [4, M, H c] and planes [2, M, 2 H c]."""
-    m, heads, width = y.shape
-    parts = jnp.moveaxis(y.reshape(m, -1)[:, places(width // 8, heads)], 1, 0)
-    return parts[:4], jnp.concatenate([parts[4:6], parts[6:]], axis=-1)
-
-
-def places(c: int, heads: int) -> np.ndarray:
-    """The place of each channel of a component among the head vectors of a row, [8, H c]."""
-    vectors = order(c)
-    channels = vectors[..., 1] + np.array([0, c, 2 * c, 3 * c, 4 * c, 6 * c])[vectors[..., 0]]
-    of_tile = np.argsort(channels, axis=-1) + 8 * c * np.arange(len(vectors))[:, None]
-    places = (8 * c * np.arange(0, heads, len(vectors))[:, None, None] + of_tile).reshape(heads, 8 * c)
-    lines, planes = np.split(places, 2, axis=1)
-    lines = lines.reshape(heads, 4, c).swapaxes(0, 1).reshape(4, -1)
-    planes = (
-        planes.reshape(heads, 2, -1).swapaxes(0, 1).reshape(2, 2, -1)
-    )  # row, copy: half of the channels of all heads
-    return np.concatenate([lines, planes.swapaxes(0, 1).reshape(4, -1)])
 
 
 def _arranged(w_lines, w_planes, bias, c):
@@ -185,7 +150,7 @@ def _store(sums, own, beside, results, row, column, *, c):
 
 
 def _groups(sums, head, c):
-    """The parts of a head's vector, [ROWS, columns], in the order of `order`."""
+    """The parts of a head's vector, [ROWS, columns]."""
     *lines, row_1, row_2 = sums
     main = c // GROUP * GROUP
     body = [x[:, head * main : (head + 1) * main] for x in lines]
@@ -202,4 +167,4 @@ def _groups(sums, head, c):
     ]
     at = head // 2 * GROUP
     rests = row_1[:, at : at + GROUP], row_2[:, 8 * main + at : 8 * main + at + GROUP]
-    return [*body, mixed, *rows, jnp.where((column < 4) == (head % 2 == 0), *rests)]
+    return [*body, mixed, jnp.where((column < 4) == (head % 2 == 0), *rests), *rows]

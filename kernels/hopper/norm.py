@@ -138,7 +138,8 @@ def _body(norm, count, blocks, *refs):
     vectors = scale_lines, scale_planes, bias
 
     def normalise(tile, rows):
-        values = _normalised(norm, *tile, vectors)
+        lines, planes = tile
+        values = _normalised(norm, lines, planes, vectors)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
         for ref, value in zip(components(out_lines, out_planes), values, strict=True):
             ref[...] = value.astype(ref.dtype)

@@ -1,7 +1,8 @@
 """Self-attention of a field on a Hopper GPU, for training: the first map writes heads as cuDNN's attention reads them.
 
-The kernel orders the channels of a head's vector (`hopper.heads`).  A gather brings the result, and the gradients of
-queries, keys and values, back to irreps.  The result's gradient comes head by head from the same kernel.
+`hopper.heads` orders the channels of a head's vector.  `hopper.apart` brings the result, and the gradients of queries,
+keys and values, back to irreps, in an order of channels that weights take too.  The result's gradient comes head by
+head from the first kernel.
 """
 
 import functools
@@ -9,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kernels.attention import attend
+from kernels.hopper import apart
 from kernels.hopper import heads as heads_kernel
 from kernels.isotypic_linear import Field, Linear, linear
 
@@ -44,11 +45,11 @@ def _heads(heads, *arrays):
 
 def _heads_gradient(heads, arrays, gradients):
     lines, planes, w_lines, w_planes, bias = arrays
-    order = _natural(heads, gradients[0].shape[-1])
-    slope = _by_irrep(*(g.reshape(len(g), -1)[:, np.array(order)] for g in gradients))
-    pull = jax.vjp(lambda x, w, b: linear(x, (w, b)), (lines, planes), (w_lines, w_planes), bias)[1]
-    field, weights, of_bias = pull(slope)
-    return *field, *weights, of_bias
+    c = gradients[0].shape[-1] // 8
+    weights = apart.arranged((w_lines, w_planes), c)
+    pull = jax.vjp(lambda x, w, b: linear(x, (w, b)), (lines, planes), weights, bias)[1]
+    field, weights, of_bias = pull(apart.forward(*gradients))
+    return *field, *apart.natural(weights, c), apart.natural((of_bias,), c)[0]
 
 
 _heads.defvjp(lambda heads, *arrays: (_heads(heads, *arrays), arrays), _heads_gradient)
@@ -61,36 +62,18 @@ def _projected(y, weights, bias):
 
 
 def _with_residuals(y, weights, bias):
-    _, heads, width = y.shape
-    field = _by_irrep(y.reshape(len(y), -1)[:, np.array(_natural(heads, width))])
-    return linear(field, (weights, bias)), (field, weights, bias, y)
+    field = apart.forward(y)
+    return linear(field, (apart.arranged(weights, y.shape[-1] // 8, axis=-2), bias)), (field, weights, bias, y)
 
 
 def _gradient_of_projected(residuals, gradients):
-    field, weights, bias, y = residuals
-    of_maps = jax.vjp(lambda *map: linear(field, map), weights, bias)[1](gradients)
-    lines, planes = weights
-    transposed = lines.swapaxes(1, 2), planes.T
-    (of_heads,) = heads_kernel.forward(*gradients, *transposed, jnp.zeros(lines.shape[1]), heads=y.shape[1])
-    return of_heads, *of_maps
+    field, (lines, planes), bias, y = residuals
+    _, heads, width = y.shape
+    d_lines, d_planes = gradients
+    no_bias = jnp.zeros(lines.shape[1])
+    (of_heads,) = heads_kernel.forward(d_lines, d_planes, lines.swapaxes(1, 2), planes.T, no_bias, heads=heads)
+    weights, of_bias = jax.vjp(lambda *map: linear(field, map), (lines, planes), bias)[1](gradients)
+    return of_heads, apart.natural(weights, width // 8, axis=-2), of_bias
 
 
 _projected.defvjp(_with_residuals, _gradient_of_projected)
-
-
-@functools.cache
-def _natural(heads: int, width: int) -> tuple[int, ...]:
-    """The place of A1 | A2 | B1 | B2 | E row 0 | E row 1 of all heads in a row of head vectors of this width."""
-    *lines, first, second, third, fourth = heads_kernel.places(width // 8, heads)  # both halves of each row of E
-    return tuple(np.concatenate([*lines, first, third, second, fourth]).tolist())
-
-
-def _by_irrep(*parts):
-    """Arrays [M, 8C] side by side in each irrep: k of them to [4, M, k C] and [2, M, 2k C]."""
-    lines, planes = zip(*(jnp.split(x, 2, axis=1) for x in parts), strict=True)
-    return _joined(lines, 4), _joined(planes, 2)
-
-
-def _joined(parts, number):
-    rows = [x.reshape(len(x), number, -1) for x in parts]
-    return jnp.moveaxis(jnp.concatenate(rows, axis=-1), 1, 0)

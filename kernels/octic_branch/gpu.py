@@ -31,7 +31,7 @@ def normed(lines: jax.Array, planes: jax.Array, w: Weights, norm: Norm) -> Field
     return norm_kernel.forward(lines, planes, w.norm_lines, w.norm_planes, w.norm_bias, norm=norm, dtype=jnp.bfloat16)
 
 
-def added(lines: jax.Array, planes: jax.Array, h: Field, w: Weights) -> Field:
+def added(lines: jax.Array, planes: jax.Array, h: tuple[jax.Array, ...], w: Weights) -> Field:
     """The field plus scale * (h times the second map + bias), for a field h with G channels."""
-    scales = w.scale_lines, w.scale_planes
-    return residual.forward(lines, planes, *h, w.second_lines, w.second_planes, w.second_bias, *scales)
+    (h_lines, h_planes), scales = h, (w.scale_lines, w.scale_planes)
+    return residual.forward(lines, planes, h_lines, h_planes, w.second_lines, w.second_planes, w.second_bias, *scales)

@@ -1,12 +1,14 @@
-"""The branch with attention on a Hopper GPU, in three kernels around cuDNN's attention.
+"""The branch with attention on a Hopper GPU, in four kernels around cuDNN's attention.
 
 The norm reads the stream and writes bfloat16; the first map writes q, k and v head by head, as cuDNN takes them; the
-second map, the layer scale and the sum read the result irrep by irrep, and the stream, and write the stream.
+next one brings the result back to irreps; the second map, the layer scale and the sum read it, and the stream, and
+write the stream.
 """
 
 import jax
 
 from kernels.attention import attend
+from kernels.hopper import apart
 from kernels.hopper import heads as heads_kernel
 from kernels.norm import Norm
 from kernels.octic_branch import gpu
@@ -30,5 +32,7 @@ def forward(
     qkv = heads_kernel.forward(*normed, w.first_lines, w.first_planes, w.first_bias, heads=heads)
     of_images = (a.reshape(-1, lines.shape[-2], *a.shape[1:]).swapaxes(1, 2) for a in qkv)
     attended = attend(*of_images).swapaxes(1, 2)
-    y_lines, y_planes = gpu.added(*x, heads_kernel.apart(attended.reshape(-1, *attended.shape[2:])), w)
+    second = apart.arranged((w.second_lines, w.second_planes), attended.shape[-1] // 8, axis=-2)
+    w = w._replace(second_lines=second[0], second_planes=second[1])
+    y_lines, y_planes = gpu.added(*x, apart.forward(attended.reshape(-1, *attended.shape[2:])), w)
     return y_lines.reshape(lines.shape), y_planes.reshape(planes.shape)

@@ -4,6 +4,8 @@ Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> the same.
 Source: octic ViTs, Sections 3.2.1 and 3.2.3.
 """
 
+from typing import Any
+
 from kernels import dispatch
 from kernels.isotypic_linear import Field, Linear, linear
 from kernels.octic_linear_gelu import octic_linear_gelu
@@ -30,6 +32,7 @@ def octic_feed_forward(field: Field, first: Linear, second: Linear, *, implement
 
         if gpu.supported(field, first, second):
             return gpu.feed_forward(field, first, second)
-    weights, bias = first
-    bias = bias.astype(weights[0].dtype)
-    return linear(octic_linear_gelu(*field, *weights, bias, implementation=implementation), second)
+    (lines, planes), (w_lines, w_planes) = field, first[0]
+    bias: Any = first[1]
+    arrays = lines, planes, w_lines, w_planes, bias.astype(w_lines.dtype)
+    return linear(octic_linear_gelu(*arrays, implementation=implementation), second)

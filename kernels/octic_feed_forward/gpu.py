@@ -60,7 +60,6 @@ def _after_hidden(residuals, slopes):
 def _pullback(residuals, gradient):
     """The gradient of the hidden field."""
     hidden, weights = residuals
-    weights = dispatch.stored(weights)  # or XLA would transpose them in float32
 
     def plain(lines, planes, d_lines, d_planes, w_lines, w_planes):
         of_gelu = linear((d_lines, d_planes), ((w_lines.swapaxes(1, 2), w_planes.T), None))

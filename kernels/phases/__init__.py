@@ -1,4 +1,4 @@
-"""Strided convolutions on a torus, at the phase with the largest norm."""
+"""Strided convolutions on a torus at the phase with the largest norm, and the moments of tokens for a norm before."""
 
 import functools
 from typing import NamedTuple

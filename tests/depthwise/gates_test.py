@@ -18,21 +18,35 @@ from tests.depthwise import attending
 call = jax.jit(lambda module, x, layout: module(x, layout), static_argnums=2)
 
 
-@pytest.mark.parametrize(("kind", "form"), [("dw", "released"), ("conv", "released"), ("dw", "printed")])
+CASES = [("dw", "released"), ("conv", "released"), ("dw", "printed"), ("spvit", "released"), ("spvit", "printed")]
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
 def test_the_ends_of_a_gate(kind, form):
-    """0 is the attention, 1 the convolution, and with 0 and 1 the scattered heads with the same taps."""
+    """0 is the attention, 1 the replacement, and with 0 and 1 the scattered heads with the same taps."""
     attention = attending.model(**attending.SMALL).blocks[0].attention
     mixed = GatedAttention(attention, kind, form=form, kernel_size=3, rngs=nnx.Rngs(0))
     x, layout = np.random.default_rng(0).normal(size=(2, 15, 16)).astype(np.float32), Layout((3, 5))
     random = np.random.default_rng(1)
     shapes = {name: getattr(mixed, name).shape for name in ("taps", "bias") if getattr(mixed, name) is not None}
     tensors = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    for gate, heads in (((0, 0), None), ((1, 1), None), ((0, 1), (1,))):
+    ends = [((0, 0), None), ((1, 1), None), *([((0, 1), (1,))] if kind != "spvit" else [])]
+    for gate, heads in ends:
         module, other = logical.put(mixed, {**tensors, "gate": np.float32(gate)}), attention
         if any(gate):
             chosen = {name: gates._of_heads(tensor, heads, kind, 2) for name, tensor in tensors.items()}
             other = logical.put(replace_attention(attention, kind, form=form, heads=heads), chosen)
         ours, theirs = call(module, x, layout), call(other, x, layout)
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+    assert np.abs(call(attention, x, layout) - theirs).max() > 0.1 * np.abs(theirs).max()
     halves = [call(logical.put(mixed, {**tensors, "gate": np.full(2, g, np.float32)}), x, layout) for g in (0, 0.5, 1)]
     np.testing.assert_allclose(halves[1], (halves[0] + halves[2]) / 2, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_weights_start_between_0_and_1():
+    """In Differentiable Subset Pruning they have both signs."""
+    key, shape = jax.random.key(0), (24, 16)
+    uniform, xavier = (np.asarray(gates.start_weights(start, key, shape)) for start in gates.STARTS)
+    assert 0 <= uniform.min() < 0.1 and 0.9 < uniform.max() < 1
+    bound = np.sqrt(6 / sum(shape))
+    assert -bound <= xavier.min() < -0.9 * bound and 0.9 * bound < xavier.max() <= bound

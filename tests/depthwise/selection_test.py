@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from equivit.depthwise import replacement, selection
+from equivit.depthwise import published, replacement, selection
 from equivit.models import zoo
 from tests.depthwise import attending
 
@@ -73,6 +73,30 @@ def test_select():
         selection.select(scores, 6)
     with pytest.raises(ValueError, match="order"):
         selection.select(scores, 1, "low")
+
+
+def test_the_published_selection():
+    """Half of the blocks and of the heads of ViT-L; the numbers of heads by block are the released lists'."""
+    assert published.BLOCKS == (8, 6, 4, 9, 7, 5, 10, 1, 3, 11, 13, 12)
+    counts = [6, 13, 8, 10, 15, 16, 15, 16, 14, 13, 11, 10, 9, 10, 8, 9, 3, 4, 1, 1]
+    assert [len(heads) for heads in published.HEADS.values()] == counts and sum(counts) == 192
+    assert list(published.HEADS) == list(range(20))
+    for heads in published.HEADS.values():
+        assert heads == tuple(sorted(set(heads) & set(range(16))))
+    # The sums of the lists, and some heads that they have and lack.
+    assert sum(map(sum, published.HEADS.values())) == 1449
+    assert 4 not in published.HEADS[8] and 15 not in published.HEADS[6] and published.HEADS[19] == (6,)
+    model = zoo.abstract("dinov2_vit_l14", **replacement.PATCHES_ONLY, image_size=(28, 28))
+    replaced = jax.eval_shape(lambda model: replacement.replace(model, published.HEADS), model).config.replaced
+    assert {one.block: len(one.heads or range(16)) for one in replaced} == dict(enumerate(counts))
+
+
+def test_the_released_sigma_has_the_same_order():
+    """It is of the sample deviation, and rounded to two digits."""
+    attention = np.random.default_rng(0).dirichlet(np.ones(9), size=(20, 6, 9)) ** np.arange(1, 7)[:, None, None]
+    ours, theirs = (attention.std(0, ddof=ddof).sum((1, 2)) for ddof in (0, 1))
+    np.testing.assert_array_equal(np.argsort(ours), np.argsort(theirs.round(2)))
+    assert np.abs(ours - theirs.round(2)).min() > 0
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -10,12 +10,12 @@ def interpreter(monkeypatch):
     import jax.experimental.pallas.mosaic_gpu as plgpu  # deferred: Mosaic imports slowly
 
     from kernels.d8_gelu import gpu as d8_gelu
-    from kernels.hopper import norm, norm_gradient, residual, rows
+    from kernels.hopper import apart, norm, norm_gradient, residual, rows
     from kernels.octic_linear_gelu import gpu as octic_linear_gelu
 
     if not hasattr(plgpu, "force_gpu_interpret_mode"):
         pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")
-    for module in (d8_gelu, norm, norm_gradient):
+    for module in (apart, d8_gelu, norm, norm_gradient):
         monkeypatch.setattr(module, "MULTIPROCESSORS", 1)
         monkeypatch.setattr(module, "BLOCKS", 1)
     for module in (octic_linear_gelu, residual, rows):

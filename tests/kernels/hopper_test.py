@@ -16,7 +16,7 @@ from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import Shape
 from kernels import dispatch
 from kernels.d8_gelu.reference import d8_gelu
-from kernels.hopper import gelu, heads, norm, norm_gradient, residual, rows
+from kernels.hopper import apart, gelu, heads, norm, norm_gradient, residual, rows
 from kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from kernels.isotypic_attention import irrep_by_irrep
 from kernels.isotypic_attention.reference import isotypic_attention as plain_attention
@@ -176,18 +176,17 @@ def test_heads_are_the_reference_s_and_come_apart(m, width, number, interpreter)
     w = draw([(4, width, 3 * width)], "bfloat16", 1, width**-0.5)
     w += draw([(2 * width, 6 * width)], "bfloat16", 2, (2 * width) ** -0.5) + draw([(3 * width,)], "float32", 3)
     found = jax.jit(functools.partial(heads.forward, heads=number))(*field, *w)
-    lines, planes = exactly(lambda *a: linear(a[:2], (a[2:4], a[4])), *field, *w)
-    for y, k in zip(found, range(3), strict=True):
-        part = [leaf[..., k * (n := leaf.shape[-1] // 3) : (k + 1) * n] for leaf in (lines, planes)]
-        assert_near(heads.apart(y), part)
-
-
-def test_an_order_that_differs_is_caught():
-    y = jnp.arange(2 * 8 * 80).reshape(2, 8, 80)
-    of_reference = irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2)
-    assert any((a != b).any() for a, b in zip(heads.apart(y), of_reference, strict=True))
-    y = y[..., :64]  # heads of 8 channels are in the order of the reference
-    jax.tree.map(np.testing.assert_array_equal, heads.apart(y), irrep_by_irrep(jnp.swapaxes(y, 0, 1), 2))
+    c = width // number
+    expected = exactly(lambda *a: linear(a[:2], (a[2:4], a[4])), *field, *w)
+    assert_near(apart.natural(jax.jit(apart.forward)(*found), c), expected)
+    alone = apart.natural(jax.jit(apart.forward)(found[1]), c)
+    keys = tuple(jnp.split(leaf, 3, axis=-1)[1] for leaf in expected)
+    assert_near(alone, keys)
+    if c % 8:
+        assert any(np.abs(a - b).max() > 0.1 for a, b in zip(widen(apart.arranged(alone, c)), keys, strict=True))
+    else:  # heads of 8 channels are in the order of the reference
+        for y, leaf in zip(irrep_by_irrep(jnp.swapaxes(found[1], 0, 1), 2), alone, strict=True):
+            np.testing.assert_array_equal(y, leaf)
 
 
 def mixed(arrays):
@@ -234,7 +233,7 @@ def test_a_branch_loses_less_than_plain_xla_s(name, interpreter):
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
     sizes = {"mlp": ("mlp_branch", ["octic_norm", "octic_mlp_gelu", "octic_residual"])}
-    sizes["attention"] = ("attention_branch", ["octic_norm", "octic_heads", "octic_residual"])
+    sizes["attention"] = ("attention_branch", ["octic_norm", "octic_heads", "octic_apart", "octic_residual"])
     branch, (weights, expected) = BRANCHES[name][0], sizes[name]
     shape = Shape("", (8,), 197, 96, 384)
     shapes = [*shape.field(shape.channels), *getattr(shape, weights)()]
@@ -246,13 +245,8 @@ def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
             text = jax.jit(lambda *a: function("auto", *a)).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
         return [kernel for kernel in expected if rf"\00{kernel}_mosaic_gpu\00" in text]
 
-    def gradient(*arguments):
-        loss = lambda *a: sum(y.sum() for y in branch(arguments[0], *a))  # noqa: E731
-        return jax.grad(loss)(*arguments[1:])
-
     assert found(branch) == expected
     assert found(branch, "auto") == []
-    assert found(gradient) == [kernel for kernel in expected if kernel == "octic_heads"]  # the only one for training
     monkeypatch.setattr(dispatch, "hopper", lambda: False)
     assert found(branch) == []
 
@@ -290,10 +284,20 @@ def test_a_program_for_cuda_has_the_kernels_of_a_fork_if_asked(monkeypatch):
     assert found("gpu") == [False, False]
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_a_block_in_training_has_the_kernels_of_its_norms(rate):
-    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(256, 2, 512))
-    x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in [(4, 2, 9, 32), (2, 2, 9, 64)]))
+TRAINING = ["octic_norm", "octic_norm_gradient", "octic_heads", "octic_apart", gelu.WITH_HIDDEN, gelu.BACKWARD]
+
+
+@pytest.mark.parametrize(
+    "rate, width, number, hidden, expected",
+    [
+        pytest.param(0.0, 512, 4, 512, [2, 2, 2, 2, 1, 1], id="all"),
+        pytest.param(0.5, 256, 8, 384, [2, 2, 0, 0, 0, 0], id="norms alone support the widths"),
+    ],
+)
+def test_a_block_in_training_has_the_kernels_if_asked(rate, width, number, hidden, expected):
+    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(width, number, hidden))
+    shapes = Shape("", (2,), 9, width // 8, 0).field(width // 8)
+    x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     key = jax.random.key(0) if rate else None
 
     def loss(block, x):
@@ -302,7 +306,7 @@ def test_a_block_in_training_has_the_kernels_of_its_norms(rate):
     with kernels.using("gpu"):
         traced = jax.jit(jax.grad(loss, argnums=1)).trace(cast(block, "bfloat16"), x)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert [text.count(rf"\00{name}_mosaic_gpu\00") for name in ("octic_norm", "octic_norm_gradient")] == [2, 2]
+    assert [text.count(rf"\00{name}_mosaic_gpu\00") for name in TRAINING] == expected
 
 
 def test_what_is_supported():
@@ -330,17 +334,18 @@ def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, i
     biases, slopes = draw([(3 * width,), (width,)], "float32", 3), draw([a.shape for a in field], "bfloat16", 4)
     arrays = (*field, *qkv, *proj, *biases)
 
-    def both(attention):
-        def on(lines, planes, q_lines, q_planes, p_lines, p_planes, q_bias, p_bias):
-            return attention((lines, planes), ((q_lines, q_planes), q_bias), ((p_lines, p_planes), p_bias), number)
+    def on(attention, lines, planes, q_lines, q_planes, p_lines, p_planes, q_bias, p_bias):
+        return attention((lines, planes), ((q_lines, q_planes), q_bias), ((p_lines, p_planes), p_bias), number)
 
-        return value_and_gradient(on, arrays, slopes)
+    def both(attention):
+        return value_and_gradient(functools.partial(on, attention), arrays, slopes)
 
     expected, found = both(plain_attention), both(isotypic_attention_gpu.attention)
     errors = [
         float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(widen(found), widen(expected), strict=True)
     ]
     assert max(errors) < 0.03  # queries and logits are rounded at other places
-    order = isotypic_attention_gpu._natural(number, 8 * width // number)
-    monkeypatch.setattr(isotypic_attention_gpu, "_natural", lambda *_: order[::-1])
-    assert float(jnp.abs(both(isotypic_attention_gpu.attention)[0].astype(float) - expected[0]).max()) > 0.1
+    if width // number % 8:
+        monkeypatch.setattr(apart, "arranged", lambda field, c, axis=-1: field)
+        wrong = jax.jit(functools.partial(on, isotypic_attention_gpu.attention))(*arrays)
+        assert float(jnp.abs(wrong[0].astype(float) - expected[0]).max()) > 0.1

@@ -34,7 +34,7 @@ run = jax.jit(lambda m, x: m(x))
 
 
 def configured(name, *, size=SIZE, backbone=None, **options):
-    backbone = zoo.configuration(name, **BACKBONES[name], image_size=size, num_classes=None, **(backbone or {}))
+    backbone = zoo.configuration(name, image_size=size, num_classes=None, **{**BACKBONES[name], **(backbone or {})})
     return SegmenterConfig(backbone, CLASSES, **{"width": 8, **options})
 
 
@@ -147,6 +147,25 @@ def test_the_decoder_of_depthwise_attention(size, own):
     assert abs(count / 1e6 - 5.1) < 0.2  # the paper has no widths
 
 
+@pytest.mark.parametrize("decoder", ["linear", "convolutions"])
+def test_a_decoder_reads_the_mean_of_maps_after_the_final_norm(decoder):
+    """Without blocks it reads the last map alone, by the same parameters."""
+    several = configured("vit_ti16", backbone=dict(depth=4), decoder=decoder, blocks=(0, 2))
+    m, x = model(several), images(dtype=np.float32)
+
+    @jax.jit
+    def expected(m, x):
+        raw = m.backbone.features(x, blocks=(0, 2), norm=False)
+        normed = [m.backbone.readout.norm(grid.values) for grid in raw.grids]
+        mean = dataclasses.replace(raw.patches, values=sum(normed) / 3)
+        return resizing.bilinear(m.decoder([mean]).values, SIZE)
+
+    wanted = expected(m, x)
+    np.testing.assert_allclose(run(m, x), wanted, atol=1e-5 * np.abs(wanted).max())
+    m.config = dataclasses.replace(several, blocks=())
+    assert np.abs(run(m, x) - wanted).max() > 0.1 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("decoder", ["linear", "octic"])
 def test_a_fully_octic_model_turns_with_the_image(decoder):
     """All eight elements, and as it is adaptive, shifts too."""
@@ -207,6 +226,9 @@ def test_training_gives_two_kinds_of_logits_and_statistics():
             dict(backbone=dict(adaptive=True), equivariant=True, own_size=True),
             "own_size=True leaves the logits on a grid .* set own_size=False with equivariant=True",
         ),
+        ("swin_t", dict(blocks=(0,), decoder="linear"), r"blocks=\(0,\) are maps of a ViT"),
+        ("vit_ti16", dict(blocks=(0,), decoder="linear"), r"blocks=\(0,\) must ascend and lie below 0, the last block"),
+        ("vit_ti16", dict(blocks=(1, 0), decoder="linear", backbone=dict(depth=4)), r"blocks=\(1, 0\) must ascend"),
         ("swin_t", dict(decoder="unet"), "decoder='unet' is not one of upernet, linear, convolutions, octic"),
     ],
 )

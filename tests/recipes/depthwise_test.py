@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs import depthwise
 from equivit import logical, train
 from equivit.evaluation import figures
 from equivit.models import saved
@@ -61,6 +62,28 @@ def test_stages():
         added = [field.name for field in dataclasses.fields(GateOptions)]
         expected = {"epochs", "batch_size", *(f"objective.{key}" for key in ("name", *added))}
         assert set(configs.differences(first, gates)) == expected and gates.objective.gates == 6
+
+
+@pytest.mark.parametrize(
+    ("mode", "positions"),
+    [
+        ("coco,dinov2_b14", ["backbone.position.table"]),
+        ("in1k,clip_b16", ["position.table"]),
+        ("ade20k,dinov2_b14,gated", ["model.backbone.position.table"]),
+        ("coco,mae_b16", []),  # fixed
+    ],
+)
+def test_positions_are_not_trained(mode, positions):
+    objective, module = built(load(mode))
+    rule = freezing.rule(objective, logical.tensors(module))
+    assert [t.name for table in logical.tensors(module).values() for t in table.flat if rule(t).frozen] == positions
+
+
+def test_the_decoder_reads_four_maps():
+    """They are the released ones for 24 blocks."""
+    found = {depth: (*depthwise.read(depth), depth - 1) for depth in (24, 12, 40, 6, 2)}
+    assert found == {24: (4, 11, 17, 23), 12: (2, 5, 8, 11), 40: (8, 19, 29, 39), 6: (1, 2, 4, 5), 2: (0, 1)}
+    assert load("coco,dinov2_l14").objective.blocks == (4, 11, 17)
 
 
 def test_which_blocks_are_replaced_must_be_said():

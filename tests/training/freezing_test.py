@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from equivit import logical
+from equivit.models import zoo
 from equivit.objectives.objective import Objective, averaged
 from equivit.training import freezing
 from equivit.training.run import resuming
@@ -104,6 +105,22 @@ def objective(freeze, **model):
     config = tiny.config(optimizer=dict(freeze=freeze))
     config.model.update(model)
     return Objective(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "frozen"),
+    [
+        ("vit_pico16", {}, ["position.table"]),
+        ("octic_vit_pico16", {}, [f"position.{name}" for name in ("A1", "A2", "B1", "B2", "E1", "E2")]),
+        ("vit_pico16", dict(position="sincos"), []),
+        ("swin_t", {}, []),  # relative positions of each block
+    ],
+    ids=["plain", "octic", "fixed", "swin"],
+)
+def test_positions(name, options, frozen):
+    tables = logical.tensors(zoo.abstract(name, **options))
+    rule = freezing.rule(objective(("{positions}",)), tables)
+    assert sorted(t.name for table in tables.values() for t in table.flat if rule(t).frozen) == frozen
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ def test_other_sizes_and_classes(plain, capsys):
     assert whole.head.weight.shape == (24, 7) and whole.position.table.shape == (5, 4, 24)
 
 
+def test_positions_are_antialiased_as_the_new_model_says(tmp_path):
+    model = create("vit_ti16", image_size=(16, 24))
+    saved.save(tmp_path / "sharp", model)
+    tables = [
+        initial_parameters(config(tmp_path / "sharp", image_size=(8, 12), position_antialias=antialias))[
+            "position.table"
+        ]
+        for antialias in (False, True)
+    ]
+    wanted = jax.image.resize(model.position.table[...], (2, 3, 24), "cubic", antialias=True)
+    np.testing.assert_allclose(tables[1], wanted, atol=1e-6)
+    assert np.abs(tables[0] - wanted).max() > 0.1 * np.abs(wanted).max()
+
+
 def test_a_model_without_a_head(plain, capsys):
     path = plain[0]
     c = config(path, image_size=(8, 12))

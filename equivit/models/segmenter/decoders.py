@@ -3,10 +3,11 @@
 | decoder              | reads                  | logits                   | source                            |
 |----------------------|------------------------|--------------------------|-----------------------------------|
 | `UperNet`            | the map of every stage | on the first stage's map | arXiv 1807.10221, Section 3       |
-| `LinearDecoder`      | the last map           | on it                    | DINOv2 (arXiv 2304.07193)         |
-| `ConvolutionDecoder` | the last map           | on one 8 times as fine   | depthwise attention, Section A.2  |
-| `OcticDecoder`       | the last map, a field  | on every pixel           | `isotypic.Unpatchify`             |
+| `LinearDecoder`      | the mean of maps       | on it                    | DINOv2 (arXiv 2304.07193)         |
+| `ConvolutionDecoder` | the mean of maps       | on one 8 times as fine   | depthwise attention, Section A.2  |
+| `OcticDecoder`       | the mean of maps       | on every pixel           | `isotypic.Unpatchify`             |
 
+Maps are of the last block, and of others if `SegmenterConfig.blocks` lists them; for `OcticDecoder` they are fields.
 Each map is a `Grid`, with its position on the image.  For an adaptive backbone, which chooses that position, decoders
 are equivariant: they resize around the torus and align the maps.
 """
@@ -116,7 +117,7 @@ class LinearDecoder(nnx.Module):
         self.logits = _logits(width, classes, rngs)
 
     def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
-        (grid,) = grids
+        grid = averaged(grids)
         x = grid.values
         if self.invariant is not None:
             x = self.invariant(fields.from_dense(x, self.group))
@@ -129,7 +130,8 @@ class ConvolutionDecoder(nnx.Module):
     Shapes: [B, h, w, in_channels] -> logits [B, 8 h, 8 w, classes].
 
     The paper gives neither widths nor kernels.  With 256 channels in the first layer, half as many in each further
-    layer, and kernels of 4 x 4 and 3 x 3, the number of parameters is close to its Table A.1.
+    layer, and kernels of 4 x 4 and 3 x 3, the number of parameters is close to its Table A.1, which leaves no room to
+    concatenate several maps.
     """
 
     def __init__(self, in_channels: int, width: int, classes: int, *, mode: str, rngs: nnx.Rngs):
@@ -141,7 +143,7 @@ class ConvolutionDecoder(nnx.Module):
         self.logits = Conv(widths[-1], classes, **same)
 
     def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
-        (grid,) = grids
+        grid = averaged(grids)
         x = grid.values
         for layer in self.doubling:
             x = layer(x)
@@ -159,7 +161,7 @@ class OcticDecoder(nnx.Module):
         self.group = group
 
     def __call__(self, grids: Sequence[Grid], *, key: Key = None, train: bool = False) -> Grid:
-        (grid,) = grids
+        grid = averaged(grids)
         *batch, h, w, channels = grid.values.shape
         field = fields.from_dense(grid.values.reshape(*batch, h * w, channels), self.group)
         return holding(grid, self.logits(field, (h, w)))
@@ -214,6 +216,12 @@ def resized(coarse: Grid, fine: Grid, upsampling: str | None) -> jax.Array:
     else:
         values = bilinear(coarse.values, size, circular=True)
     return shifts.roll(values, (coarse.offset - fine.offset) // jnp.array(fine.stride, jnp.int32))
+
+
+def averaged(grids: Sequence[Grid]) -> Grid:
+    """The mean of maps of one size."""
+    first, *others = grids
+    return holding(first, sum((grid.values for grid in others), first.values) / len(grids)) if others else first
 
 
 def holding(grid: Grid, values: jax.Array) -> Grid:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.constraints import OneOf, PositiveInt
+from equivit.constraints import NonNegativeInt, OneOf, PositiveInt
 from equivit.layers import dense, invariants
 from equivit.layers.convolution import MODES
 from equivit.layers.dropout import Key, split
@@ -57,6 +57,8 @@ class SegmenterConfig:
       auxiliary: UperNet has a second head on the penultimate stage, for an auxiliary loss.
       own_size: logits stay on the decoder's grid, and labels are resized to it for training and evaluation; otherwise
         logits are resized to the image.
+      blocks: blocks of a ViT before the last, ascending.  The decoder reads the mean of their maps and the last one,
+        each after the final norm.
     """
 
     backbone: Backbone
@@ -68,6 +70,7 @@ class SegmenterConfig:
     upsampling: Annotated[str, OneOf(UPSAMPLING)] = "interpolate"
     auxiliary: bool = True
     own_size: bool = False
+    blocks: tuple[NonNegativeInt, ...] | tuple[()] = ()
 
     def __post_init__(self):
         constraints.check_fields(self, "Segmenter")
@@ -103,12 +106,31 @@ class SegmenterConfig:
                 f"Segmenter: width={self.width} is halved twice by decoder='convolutions', so it must be a multiple of "
                 f"4; {errors.multiples(self.width, 4)}."
             )
+        self._check_blocks()
+
+    def _check_blocks(self):
+        if not self.blocks:
+            return
+        if self.decoder == "upernet" or not isinstance(self.backbone, ViTConfig):
+            raise ValueError(
+                f"Segmenter: blocks={self.blocks} are maps of a ViT for a decoder of one size; leave it out for stages."
+            )
+        last = self.backbone.depth - 1
+        if self.blocks != tuple(sorted(set(self.blocks))) or self.blocks[-1] >= last:
+            raise ValueError(
+                f"Segmenter: blocks={self.blocks} must ascend and lie below {last}, the last block, which is read too."
+            )
 
     @property
     def ends(self) -> tuple[int, ...]:
         """The last block of each stage."""
         depths = getattr(self.backbone, "depths", None) or (self.backbone.depth,)
         return tuple(total - 1 for total in itertools.accumulate(depths))
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The blocks whose maps the decoder reads beside the last one."""
+        return self.ends[:-1] if self.decoder == "upernet" else self.blocks
 
     @property
     def mode(self) -> str:
@@ -201,12 +223,11 @@ class Segmenter(nnx.Module):
 
     def _grids(self, images: jax.Array, *, key: Key, train: bool, frozen: bool) -> list[Grid]:
         """The maps that the decoder reads, of images [B, H, W, C]."""
-        ends = self.config.ends[:-1] if len(self.norms) else ()
-        last = self.backbone.features(images, blocks=ends, norm=True, key=key, train=train)
-        last = jax.lax.stop_gradient(last) if frozen else last
-        grids = [last.blocks[end].patches for end in ends]
-        normed = [holding(grid, norm(grid.values)) for grid, norm in zip(grids, self.norms, strict=True)]
-        return [*normed, last.patches]
+        found = self.backbone.features(images, blocks=self.config.read, norm=True, key=key, train=train)
+        grids = (jax.lax.stop_gradient(found) if frozen else found).grids
+        for i, norm in enumerate(self.norms):
+            grids[i] = holding(grids[i], norm(grids[i].values))
+        return grids
 
     def _resized(self, grid: Grid, size: tuple[int, int]) -> jax.Array:
         """Resize logits, in at least float32: [B, h, w, classes] -> [B, H, W, classes]."""

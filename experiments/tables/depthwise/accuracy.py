@@ -158,7 +158,7 @@ def cell_of(run: Run, choices: Sequence[dict]) -> Cell | None:
     if len(kinds) > 1 or way is None:
         return None
     source, colon, _ = (config.init or "").partition(":")
-    if config.optimizer.freeze:
+    if set(depthwise.ONLY_REPLACED) <= set(config.optimizer.freeze):
         way = "frozen"
     elif colon and source in pretrained.FORMATS:
         way = "one_stage"

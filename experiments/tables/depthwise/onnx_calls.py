@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from configs import depthwise
 from equivit import models, onnx_files, profile
 from equivit.depthwise.replacement import PATCHES_ONLY
 from equivit.layers import dense
@@ -46,20 +47,26 @@ def module_call(grid: tuple[int, int], width: int, num_heads: int, kind: str | N
 
 
 def backbone_call(name: str, size: tuple[int, int], replaced: tuple = (), **overrides) -> Callable[[], None]:
-    """A call of a backbone of the zoo without a head, which gives its patch tokens after the final norm.
+    """A call of a backbone of the zoo without a head, which gives the maps that a decoder reads, after the final norm.
 
     `replaced` and the overrides are fields of `ViTConfig`.
     """
     options = dict(PATCHES_ONLY, image_size=size, num_classes=None, replaced=replaced) | overrides
     form = deployed(models.create(name, **options), size)
-    return _call(lambda images: form.features(images).patches.values, (1, *size, 3))
+    blocks = depthwise.read(form.config.depth)
+
+    def maps(images):
+        return tuple(grid.values for grid in form.features(images, blocks=blocks).grids)
+
+    return _call(maps, (1, *size, 3), outputs=1 + len(blocks))
 
 
-def _call(function: Callable, shape: tuple[int, ...]) -> Callable[[], None]:
+def _call(function: Callable, shape: tuple[int, ...], *, outputs: int = 1) -> Callable[[], None]:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.onnx"
         with using("reference"):  # the standard's operations have no choice by platform
-            onnx_files.write(path, function, jax.ShapeDtypeStruct(shape, jnp.float32), ("y",), opset=17)
+            names = tuple(f"y{i}" for i in range(outputs))
+            onnx_files.write(path, function, jax.ShapeDtypeStruct(shape, jnp.float32), names, opset=17)
         return profile.bound(onnx_files.session(path))
 
 

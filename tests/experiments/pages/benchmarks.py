@@ -90,6 +90,15 @@ def gpu_programs():
         yield [row["model"], row["what"], row["blocks"], row["remat"], by, *cells]
 
 
+@PAGE.table("floor, ms | ordinary | adaptive | by input | adaptive / ordinary | by input / ordinary")
+def adaptive_programs():
+    found = rows_by("benchmarks/adaptive_program", "main", "model", "what", "form")
+    for model, what in dict.fromkeys(key[:2] for key in found):
+        ordinary, *others = (found[model, what, form] for form in ("ordinary", "adaptive", "by input"))
+        floors = [f"{row['floor_ms']:.2f}" for row in (ordinary, *others)]
+        yield [f"{model}, {what}", *floors, *(times(row["ratio"]) for row in others)]
+
+
 @PAGE.table("ms, 128 images | H200, forward | gradient | H100, forward | gradient")
 def gpu_adaptive():
     yield from by_card([f"{name}, {choice}" for name in gpu.gpu_cells.ADAPTIVE for choice in gpu.gpu_cells.CHOICES])
