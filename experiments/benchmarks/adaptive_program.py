@@ -1,6 +1,6 @@
 """The compiler's program for an H200 of adaptive and of ordinary models: kernels, bytes, a floor of the time.
 
-    JAX_PLATFORMS=cpu python -m experiments benchmarks.adaptive_program  # about 10 minutes, without a GPU
+    JAX_PLATFORMS=cpu python -m experiments benchmarks.adaptive_program  # about half an hour, without a GPU
 
 It needs JAX's CUDA plugin (docs/accelerators.md).  Batches of 128 images of the published size, float32.  Gradients are
 taken with respect to the parameters, in training mode.  `equivit.targets` defines the floor.
