@@ -5,7 +5,7 @@
 
 ONNX Runtime uses one thread on one core, and a random input of the file's shape.  Every round calls each file once, in
 alternating order, so that clock changes and other programs affect all files alike.  Times are medians over rounds;
-ratios are to the first file.  On a GPU, input and output stay there.  With --real_time the process has real-time
+ratios are to the first file.  On a GPU, input and output stay there.  With --realtime the process has real-time
 priority (FIFO), as in the paper: nothing else runs on its core.  This needs permission, and a machine without other
 users.
 """
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="execution provider (%(default)s)")
     parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")
     parser.add_argument("--warmup", type=command.at_least(0), default=10, help="untimed first rounds (%(default)s)")
-    parser.add_argument("--real_time", action="store_true", help="use real-time priority on the core")
+    parser.add_argument("--realtime", action="store_true", help="use real-time priority on the core")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for all results")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and any(path.samefile(options.out) for path in options.files):
             other = options.out.with_suffix(".json")
             raise ValueError(f"--out={options.out}: this is one of the files to time; give another, such as {other}.")
-    conditions = dict(provider=options.provider, runs=options.runs, warmup=options.warmup, real_time=options.real_time)
+    conditions = dict(provider=options.provider, runs=options.runs, warmup=options.warmup, realtime=options.realtime)
     report = profile(options.files, **conditions, say=print)
     width = max(len(row["file"]) for row in report["files"])
     for row in report["files"]:
@@ -74,7 +74,7 @@ def profile(
     provider: str = "cpu",
     runs: int = 100,
     warmup: int = 10,
-    real_time: bool = False,
+    realtime: bool = False,
     say: Callable[[str], Any] = lambda text: None,
 ) -> dict[str, Any]:
     """Time each file in milliseconds, and record the conditions.
@@ -82,7 +82,7 @@ def profile(
     Args:
       provider: "cpu" or "cuda".
       runs: timed rounds, after `warmup` untimed ones.
-      real_time: use real-time priority (`alone`).
+      realtime: use real-time priority (`alone`).
       say: prints a line before the work.
 
     Returns the content of the JSON: `files`, each with `file`, `milliseconds` (the median), `quartiles`, `ratio` and
@@ -94,7 +94,7 @@ def profile(
     """
     from equivit import onnx_files
 
-    with alone(real_time=real_time) as conditions:
+    with alone(realtime=realtime) as conditions:
         sessions = {i: onnx_files.session(path, provider=provider) for i, path in enumerate(files)}
         say(f"Timing {len(files)} file(s), {runs} rounds after {warmup}, on {provider}; {conditions}.")
         calls = {i: bound(session, provider) for i, session in sessions.items()}
@@ -107,7 +107,7 @@ def profile(
         rows[-1]["ratio"] = row["milliseconds"] / rows[0]["milliseconds"]
     runtime = f"onnxruntime {onnx_files.library('onnxruntime').__version__}"
     machine = dict(machine=f"{platform.machine()}, {os.cpu_count()} cores", runtime=runtime, provider=provider)
-    return dict(files=rows, runs=runs, warmup=warmup, conditions=conditions, **machine)
+    return dict(files=rows, runs=runs, warmup=warmup, conditions=conditions, realtime=realtime, **machine)
 
 
 def interleaved(calls: Mapping[Any, Callable[[], Any]], *, runs: int, warmup: int) -> dict[Any, list[float]]:
@@ -146,30 +146,30 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def alone(*, real_time: bool = False) -> Iterator[str]:
+def alone(*, realtime: bool = False) -> Iterator[str]:
     """Keep the process on one core; yield the conditions in words.
 
-    With `real_time` nothing else runs on the core: the process also has real-time priority (FIFO).
+    With `realtime` nothing else runs on the core: the process also has real-time priority (FIFO).
 
     Raises:
       ValueError: the system has no real-time priority.
       PermissionError: this process may not use it.
     """
     if not hasattr(os, "sched_setaffinity"):
-        if real_time:
-            raise ValueError(f"--real_time: {platform.system()} has no such priority; leave it out.")
+        if realtime:
+            raise ValueError(f"--realtime: {platform.system()} has no such priority; leave it out.")
         yield f"one thread; {platform.system()} pins no process to a core"
         return
     cores, policy, parameters = os.sched_getaffinity(0), os.sched_getscheduler(0), os.sched_getparam(0)
     core = max(cores)  # the first core handles most interrupts
     os.sched_setaffinity(0, {core})
     try:
-        if real_time:
+        if realtime:
             _take_real_time()
-        priority = f"real-time priority {PRIORITY} (FIFO)" if real_time else "ordinary priority"
+        priority = f"real-time priority {PRIORITY} (FIFO)" if realtime else "ordinary priority"
         yield f"one thread on core {core}, at {priority}"
     finally:
-        if real_time:
+        if realtime:
             os.sched_setscheduler(0, policy, parameters)
         os.sched_setaffinity(0, cores)
 
@@ -179,7 +179,7 @@ def _take_real_time() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     except OSError as error:
         raise PermissionError(
-            f"--real_time: this process may not use real-time priority ({error.strerror}); leave it out, or run as a "
+            f"--realtime: this process may not use real-time priority ({error.strerror}); leave it out, or run as a "
             "user with this permission."
         ) from error
 

@@ -228,7 +228,7 @@ def test_real_time_priority_is_taken_when_asked_for_and_given_back(allowed, monk
     with contextlib.ExitStack() as stack:
         if not allowed:
             stack.enter_context(pytest.raises(PermissionError, match="this process may not .*; leave it out"))
-        with profile.alone(real_time=True) as conditions:
+        with profile.alone(realtime=True) as conditions:
             assert conditions.endswith("at real-time priority 99 (FIFO)")
     assert asked == [os.SCHED_FIFO, before[1]] and os.sched_getaffinity(0) == before[0]
 
