@@ -1,13 +1,13 @@
 """Time exported models: ONNX files alternately on one thread, as in A.2.2 of "Drop-in Depthwise Convolution".
 
     python -m equivit.profile before.onnx after.onnx --out=profile.json
-    python -m equivit.profile before.onnx after.onnx --provider=cuda
+    python -m equivit.profile before.onnx after.onnx --provider=cuda  # or tensorrt; --tf32
 
-ONNX Runtime uses one thread on one core, and a random input of the file's shape.  Every round calls each file once, in
-alternating order, so that clock changes and other programs affect all files alike.  Times are medians over rounds;
-ratios are to the first file.  On a GPU, input and output stay there.  With --realtime the process has real-time
-priority (FIFO), as in the paper: nothing else runs on its core.  This needs permission, and a machine without other
-users.
+ONNX Runtime uses one thread on one core, and a random input of the file's shape, one image of a dynamic batch.  Every
+round calls each file once, in alternating order, so that clock changes and other programs affect all files alike.
+Times are medians over rounds; ratios are to the first file.  On a GPU, input and output stay there, and factors of
+float32 products are not rounded to TF32 unless --tf32 allows it.  With --realtime the process has real-time priority
+(FIFO), as in the paper: nothing else runs on its core.  This needs permission, and a machine without other users.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from typing import Any
 from equivit import command, files
 
 PRIORITY = 99  # of FIFO, as in the paper
+PROVIDERS = ("cpu", "cuda", "tensorrt")  # of onnx_files.PROVIDERS
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command.parser("profile", __doc__)
     parser.add_argument("files", nargs="+", type=pathlib.Path, help="ONNX files; ratios are to the first")
-    parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu", help="execution provider (%(default)s)")
+    parser.add_argument("--provider", choices=PROVIDERS, default="cpu", help="execution provider (%(default)s)")
+    parser.add_argument("--tf32", action="store_true", help="allow TF32 in float32 products on a GPU")
     parser.add_argument("--runs", type=command.at_least(1), default=100, help="timed rounds (%(default)s)")
     parser.add_argument("--warmup", type=command.at_least(0), default=10, help="untimed first rounds (%(default)s)")
     parser.add_argument("--realtime", action="store_true", help="use real-time priority on the core")
@@ -56,8 +58,8 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and any(path.samefile(options.out) for path in options.files):
             other = options.out.with_suffix(".json")
             raise ValueError(f"--out={options.out}: this is one of the files to time; give another, such as {other}.")
-    conditions = dict(provider=options.provider, runs=options.runs, warmup=options.warmup, realtime=options.realtime)
-    report = profile(options.files, **conditions, say=print)
+    names = ("provider", "tf32", "runs", "warmup", "realtime")
+    report = profile(options.files, **{name: getattr(options, name) for name in names}, say=print)
     width = max(len(row["file"]) for row in report["files"])
     for row in report["files"]:
         print(
@@ -72,6 +74,7 @@ def profile(
     files: Sequence[str | os.PathLike],
     *,
     provider: str = "cpu",
+    tf32: bool = False,
     runs: int = 100,
     warmup: int = 10,
     realtime: bool = False,
@@ -80,7 +83,8 @@ def profile(
     """Time each file in milliseconds, and record the conditions.
 
     Args:
-      provider: "cpu" or "cuda".
+      provider: one of PROVIDERS.
+      tf32: allow TF32 in float32 products, on a GPU.
       runs: timed rounds, after `warmup` untimed ones.
       realtime: use real-time priority (`alone`).
       say: prints a line before the work.
@@ -89,14 +93,17 @@ def profile(
     `bytes`; and the conditions.
 
     Raises:
-      ValueError: ONNX Runtime is missing, lacks the provider here, or rejects a file.
+      ValueError: ONNX Runtime is missing, lacks the provider here, or rejects a file; or TF32 on a CPU.
       PermissionError: the system does not allow real-time priority.
     """
     from equivit import onnx_files
 
+    if tf32 and provider == "cpu":
+        raise ValueError("--tf32: a CPU has no such products; leave it out, or take --provider=cuda.")
+    precision = "" if provider == "cpu" else f" {'with' if tf32 else 'without'} TF32"
     with alone(realtime=realtime) as conditions:
-        sessions = {i: onnx_files.session(path, provider=provider) for i, path in enumerate(files)}
-        say(f"Timing {len(files)} file(s), {runs} rounds after {warmup}, on {provider}; {conditions}.")
+        sessions = {i: onnx_files.session(path, provider=provider, tf32=tf32) for i, path in enumerate(files)}
+        say(f"Timing {len(files)} file(s), {runs} rounds after {warmup}, on {provider}{precision}; {conditions}.")
         calls = {i: bound(session, provider) for i, session in sessions.items()}
         seconds = interleaved(calls, runs=runs, warmup=warmup)
     rows: list[dict[str, Any]] = []
@@ -107,6 +114,7 @@ def profile(
         rows[-1]["ratio"] = row["milliseconds"] / rows[0]["milliseconds"]
     runtime = f"onnxruntime {onnx_files.library('onnxruntime').__version__}"
     machine = dict(machine=f"{platform.machine()}, {os.cpu_count()} cores", runtime=runtime, provider=provider)
+    machine |= {} if provider == "cpu" else dict(tf32=tf32)
     return dict(files=rows, runs=runs, warmup=warmup, conditions=conditions, realtime=realtime, **machine)
 
 
@@ -129,14 +137,15 @@ def bound(session: Any, provider: str = "cpu") -> Callable[[], None]:
     from equivit import onnx_files
 
     runtime, draw, binding = onnx_files.library("onnxruntime"), np.random.default_rng(0), session.io_binding()
+    device = "cpu" if provider == "cpu" else "cuda"
     for image in session.get_inputs():
         if image.type not in TYPES:
             raise ValueError(f"input {image.name!r} is {image.type}; images are {' or '.join(TYPES)}.")
         shape = [size if isinstance(size, int) else 1 for size in image.shape]
         values = draw.normal(size=shape).astype(TYPES[image.type])
-        binding.bind_ortvalue_input(image.name, runtime.OrtValue.ortvalue_from_numpy(values, provider, 0))
+        binding.bind_ortvalue_input(image.name, runtime.OrtValue.ortvalue_from_numpy(values, device, 0))
     for wanted in session.get_outputs():
-        binding.bind_output(wanted.name, provider)
+        binding.bind_output(wanted.name, device)
 
     def call():
         session.run_with_iobinding(binding)
