@@ -78,7 +78,9 @@ def _run(options: argparse.Namespace) -> None:
     kind = "float16" if options.half else "float32"
     number = "any number of" if options.batch is None else options.batch
     print(f"Writing {options.output}{of} for {number} {options.layout} image(s) of {size} in {kind}.", flush=True)
-    form = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
+    form: dict[str, Any] = dict(
+        batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half
+    )
     written = write(options.output, model, options.image_size, classes=data.classes, **form)
     print(
         f"Done: {written.path}, {written.bytes / 1e6:.2f} MB, {written.bytes / written.parameters:.3f} times the "

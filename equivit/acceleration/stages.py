@@ -3,7 +3,7 @@
 import json
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -125,8 +125,8 @@ def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, places: Places) 
     images = _images(plan, config)
     start = (plan.start or "start of the form").replace("_", " ")
     command.say(f"{start.capitalize()}: {len(places)} blocks by {plan.kind}, on {images.found} training images.")
-    options = dict(kind=plan.kind, form=plan.form, start=plan.start, rngs=Keys(config.seed))
-    vit, errors = fit.fit(backbone(model), places, images, **options)
+    how: dict[str, Any] = dict(kind=plan.kind, form=plan.form, start=plan.start, rngs=Keys(config.seed))
+    vit, errors = fit.fit(backbone(model), places, images, **how)
     files.write_text(plan.workdir / "fits.json", json.dumps(errors))
     return with_backbone(model, vit)
 
@@ -150,7 +150,7 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
     return figure, found["before"][figure], found["after"][figure]
 
 
-def _features(plan: Plan, config: ConfigDict, *models: ModelModule) -> Nearness:
+def _features(plan: Plan, config: ConfigDict, before: ModelModule, after: ModelModule) -> Nearness:
     """How near the features of both models are; features.json stores it."""
     path = plan.workdir / "features.json"
     if not path.is_file():
@@ -158,7 +158,7 @@ def _features(plan: Plan, config: ConfigDict, *models: ModelModule) -> Nearness:
         data.split = data.eval_split
         images = _images(plan, config, data)
         command.say(f"Features: before and after, on {images.found} images of {data.split}.")
-        found = nearness.measure(*map(backbone, models), images)
+        found = nearness.measure(backbone(before), backbone(after), images)
         files.write_text(path, json.dumps({name: part.tolist() for name, part in found._asdict().items()}) + "\n")
     stored = files.read_json(path, *Nearness._fields)
     return Nearness(*(np.array(stored[name]) for name in Nearness._fields))

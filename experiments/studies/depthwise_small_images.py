@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What came of a row: the figure of test images before and after stage 2, and the error of its modules before."""
+    """The figure of test images before and after stage 2, and the error of the modules before; None without one."""
 
     before: float | None
     after: float
