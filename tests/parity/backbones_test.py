@@ -55,7 +55,7 @@ def alone(model, x):
 def replaced(model, data):
     """The model of patches alone with head 1 of block 0, block 1 and block 2 replaced."""
     for where, kind in (({0: (1,)}, "conv"), ({1: None}, "dw"), ({2: None}, "ens_dw")):
-        model = replace(model, where, kind=kind)
+        model = replace(model, where, kind=kind, form="printed")
     taps = {key.removeprefix("taps/"): x for key, x in data.items() if key.startswith("taps/")}
     tensors = {f"blocks.{block}.attention.taps": x for block, x in taps.items()}
     tensors |= {"blocks.2.attention.gamma": data["gamma/2"]}

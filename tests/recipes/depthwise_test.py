@@ -33,14 +33,14 @@ def built(config):
 
 
 def test_only_the_replaced_modules_train():
-    """Table A.1: 25.3 M; a value, a projection and nine taps a channel in each of twelve blocks."""
+    """Table A.1: 25.3 M; a value, a projection, nine taps and a bias a channel in each of twelve blocks."""
     objective, module = built(load("frozen", HALF))
-    trained = 12 * (2 * (1024 * 1024 + 1024) + 9 * 1024)
+    trained = 12 * (2 * (1024 * 1024 + 1024) + 10 * 1024)
     assert freezing.summary(objective, module).startswith(f"{trained:,} of 283,")  # of the paper's 284.4 M
     rule = freezing.rule(objective, logical.tensors(module))
     rules = {t.name: rule(t) for table in logical.tensors(module).values() for t in table.flat}
     moving = {name for name, found in rules.items() if not found.frozen}
-    parts = ("value.weight", "value.bias", "proj.weight", "proj.bias", "taps")
+    parts = ("value.weight", "value.bias", "proj.weight", "proj.bias", "taps", "bias")
     assert moving == {f"backbone.blocks.{i}.attention.{part}" for i in range(12) for part in parts}
     attention = "backbone.blocks.3.attention."
     assert rules[f"{attention}proj.weight"].decay and not rules[f"{attention}taps"].decay

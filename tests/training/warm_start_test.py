@@ -182,7 +182,8 @@ def test_blocks_are_replaced(tmp_path, capsys):
     assert again["blocks.runs.0.attention.taps"].shape == (3, 3, 3, 24)  # blocks 0, 1 and 2 are one run
     np.testing.assert_array_equal(again["blocks.runs.0.attention.taps"][1:], arrays["blocks.runs.1.attention.taps"])
     assert "attention replaced in 1 blocks: 0" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"its block 3 is replaced; keep it in replaced, as \(3, 'ens_dw', 5, None\)"):
+    message = r"its block 3 is replaced; keep it in replaced, as \(3, 'ens_dw', 5, None, 'released'\)"
+    with pytest.raises(ValueError, match=message):
         initial_parameters(config(tmp_path / "b", **DEEP, **ALONE, replaced=((0,), (1,), (2,))))
 
 
