@@ -8,16 +8,21 @@
 1. start/    the model on patch tokens alone;
 2. stage1/   fine-tuned on the data of the config;
 3. sigma     Sigma of its attention, on at most --images training images;
-4. fitted/   the --blocks of lowest Sigma replaced by depthwise convolution, with taps fitted by least squares;
+4. fitted/   the --blocks of lowest Sigma, or the --heads in any blocks, replaced, with taps by --start;
 5. stage2/   fine-tuned again, half as long;
 6. both evaluated, exported as ONNX files and timed alternately on one core: before.onnx, after.onnx.
 
 report.json has `metric`, `milliseconds` and `bytes`, each `before` and `after`, and `blocks`; report.md adds figures.
-The same --workdir resumes.  The model comes from the weights, not from the config; keys such as
---config.model.drop_path=0.1 change its training.  --config.epochs and --config.batch_size are for stage 1; stage 2
-halves both.  --fit_only skips training: it replaces and fits blocks of the given model.
+Without a head there is no metric; `features` then has the cosine and the relative squared error between the patch
+tokens before and after, of the last block and of each, on images of the test split.  --half adds float16 files.
 
-Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 2 and 3.
+The same --workdir resumes; with other weights or other options that decide on the models, it is refused.  The model
+comes from the weights, not from the config; keys such as --config.model.drop_path=0.1 change its training.
+--config.epochs and --config.batch_size are for stage 1; stage 2 halves both.  --fit_only skips training: it replaces
+and fits blocks of the given model.
+
+Source: "Accelerating Vision Transformers with Drop-in Depthwise Convolution", Sections 2 and 3; --form=released is the
+code of its authors (`layers/depthwise.py`), and least squares are ours (`depthwise/fit.py`).
 """
 
 import argparse
@@ -40,10 +45,19 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--weights", help="pretrained weights, SOURCE:FILE, such as dinov2:dinov2_vitb14_pretrain.pth")
     model.add_argument("--input", type=pathlib.Path, help="a run directory or a saved model")
     parser.add_argument("--config", required=True, help="configs/depthwise.py:TASK,BACKBONE")
-    parser.add_argument("--blocks", required=True, type=int, help="number of blocks to replace")
+    number = parser.add_mutually_exclusive_group(required=True)
+    number.add_argument("--blocks", type=int, help="number of blocks to replace")
+    number.add_argument("--heads", type=int, help="number of single heads to replace, in any blocks; for dw and conv")
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="directory of all stages and the report")
+    parser.add_argument("--kind", default="dw", help="dw, conv, spvit, ens_dw or identity (%(default)s)")
+    parser.add_argument("--form", default="released", help="released or printed (%(default)s)")
+    parser.add_argument("--order", default="lowest", help="of Sigma: lowest, highest or random (%(default)s)")
+    starts = "of the taps: least_squares, projection, blur, normal or uniform (the nearest that the kind has)"
+    parser.add_argument("--start", help=starts)
     parser.add_argument("--images", type=int, default=1000, help="images for Sigma and fits (%(default)s)")
     parser.add_argument("--fit_only", action="store_true", help="skip training")
+    parser.add_argument("--half", action="store_true", help="also export and time float16 files")
+    parser.add_argument("--realtime", action="store_true", help="time with real-time priority on the core")
     parser.add_argument(
         "--num_heads", type=command.at_least(1), help="with --weights, if no published model has that width"
     )
@@ -62,7 +76,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     made = plan.make(options, changes)
     with lock.held(options.workdir / ".lock"):
         plan.claim(options, changes, made.weights)
-        print(f"Done: {report.write(made.workdir, stages.run(made))}")
+        print(f"Done: {report.write(made, stages.run(made))}")
 
 
 if __name__ == "__main__":

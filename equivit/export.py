@@ -6,8 +6,9 @@
 
 The ending of --output selects the format.  The file contains the weights.  Replaced attention is folded into one
 convolution per block, batch norms into the convolutions before them, and positions are resized to --image_size
-(`models/inference.py`).  The command runs the file on a random image and compares it with the model.  If it deviates by
-more than 1e-4 of the largest entry (with --half 1e-2), the file is removed.
+(`models/inference.py`).  The command runs the file on random images and compares it with the model.  If it deviates by
+more than 1e-4 of the largest entry (with --half 1e-2), the file is removed.  A file with --batch=dynamic takes any
+number of images; it is compared on one and on three.
 
 The input is "image", the output "logits" ("embedding" for a projection).  A model without a head has the outputs
 "patches" [B, h, w, D] and, if it has a class token, "class" [B, D], both after the final norm.  An adaptive model also
@@ -31,6 +32,7 @@ FORMATS = (".onnx", ".stablehlo")
 LAYOUTS = ("nhwc", "nchw")
 OPSET = 17
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2}  # relative to the largest entry
+DYNAMIC = (1, 3)  # numbers of images on which a file with a dynamic batch is compared
 PLATFORMS = ("cpu", "cuda", "tpu")  # of a StableHLO file
 
 
@@ -54,13 +56,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
     parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")
-    parser.add_argument("--batch", type=command.at_least(1), default=1, help="images per call (%(default)s)")
+    parser.add_argument("--batch", type=_batch, default=1, help="images per call (%(default)s), or dynamic")
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="axes of the input (%(default)s)")
     parser.add_argument("--opset", type=command.at_least(1), help=f"ONNX opset version ({OPSET})")
     parser.add_argument("--backbone", action="store_true", help="write a segmenter without its decoder")
     parser.add_argument("--half", action="store_true", help="parameters, input and computation in float16")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
+
+
+def _batch(text: str) -> int | None:
+    """The `type` of --batch; None for a dynamic one."""
+    return None if text == "dynamic" else command.at_least(1)(text)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -75,10 +82,11 @@ def _run(options: argparse.Namespace) -> None:
     of = "" if step is None else f" of step {step}"
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
-    print(
-        f"Writing {options.output}{of} for {options.batch} {options.layout} image(s) of {size} in {kind}.", flush=True
+    number = "any number of" if options.batch is None else options.batch
+    print(f"Writing {options.output}{of} for {number} {options.layout} image(s) of {size} in {kind}.", flush=True)
+    form: dict[str, Any] = dict(
+        batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half
     )
-    form = dict(batch=options.batch, layout=options.layout, opset=options.opset or OPSET, half=options.half)
     written = write(options.output, model, options.image_size, classes=data.classes, blocks=blocks, **form)
     print(
         f"Done: {written.path}, {written.bytes / 1e6:.2f} MB, {written.bytes / written.parameters:.3f} times the "
@@ -108,7 +116,7 @@ def write(
     model: Any,
     image_size: tuple[int, int],
     *,
-    batch: int = 1,
+    batch: int | None = 1,
     layout: str = "nhwc",
     opset: int = OPSET,
     half: bool = False,
@@ -119,6 +127,7 @@ def write(
 
     Args:
       path: ends in .onnx or .stablehlo.
+      batch: the number of images of a call; None for any number.
       layout: axes of the input, "nhwc" or "nchw".
       half: parameters, input and computation in float16.
       classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
@@ -140,13 +149,14 @@ def write(
     errors.one_of("--layout", layout, LAYOUTS)
     outputs, function = _function(model, image_size, blocks)
     onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
-    image = np.random.default_rng(0).normal(size=(batch, *image_size, model.config.input_shape[-1])).astype(np.float32)
+    shape, draw = (*image_size, model.config.input_shape[-1]), np.random.default_rng(0)
+    images = [draw.normal(size=(n, *shape)).astype(np.float32) for n in (DYNAMIC if batch is None else (batch,))]
     with jax.default_matmul_precision("highest"):
-        wanted = jax.device_get(jax.jit(function)(model, image))
+        wanted = [jax.device_get(jax.jit(function)(model, image)) for image in images]
     form = deployed(model, image_size)
     if half:
         form = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, form)
-    inputs = (image if layout == "nhwc" else image.transpose(0, 3, 1, 2)).astype(dtype)
+    inputs = [(image if layout == "nhwc" else image.transpose(0, 3, 1, 2)).astype(dtype) for image in images]
 
     def call(x):
         return function(form, x if layout == "nhwc" else x.transpose(0, 2, 3, 1))
@@ -159,7 +169,8 @@ def write(
                 found = _through_onnx(part, path, call, inputs, outputs, opset=opset, metadata=metadata)
             else:
                 found = _through_stablehlo(part, call, inputs)
-        deviation = max(_deviation(a, b) for a, b in zip(found, wanted, strict=True))
+        pairs = [pair for both in zip(found, wanted, strict=True) for pair in zip(*both, strict=True)]
+        deviation = max(_deviation(a, b) for a, b in pairs)
         _check(path, deviation, TOLERANCES[np.dtype(dtype).name])
     parameters = sum(x.nbytes for x in jax.tree.leaves(nnx.state(form, nnx.Param)))
     return Written(path, path.stat().st_size, parameters, deviation)
@@ -205,41 +216,56 @@ def _function(model: Any, image_size: tuple[int, int], blocks: tuple[int, ...]) 
     return names, lambda model, images: tuple(value for value in tokens(model, images) if value is not None)
 
 
+def _shape(inputs: Sequence[Any]) -> Any:
+    """Shape and dtype of the inputs; several differ in their batch, which is then symbolic."""
+    import jax
+    from jax import export
+
+    batch = inputs[0].shape[0] if len(inputs) == 1 else export.symbolic_shape("batch")[0]
+    return jax.ShapeDtypeStruct((batch, *inputs[0].shape[1:]), inputs[0].dtype)
+
+
 def _through_onnx(
     path: pathlib.Path,
     target: pathlib.Path,
     call: Callable,
-    image: Any,
+    inputs: Sequence[Any],
     outputs: tuple[str, ...],
     *,
     opset: int,
     metadata: dict[str, str],
-) -> list:
-    import jax
-
+) -> list[list]:
     from equivit import onnx_files
 
-    shape = jax.ShapeDtypeStruct(image.shape, image.dtype)
-    onnx_files.write(path, call, shape, outputs, opset=opset, metadata=metadata)
+    onnx_files.write(path, call, _shape(inputs), outputs, opset=opset, metadata=metadata)
     try:
         session = onnx_files.session(path, threads=os.cpu_count() or 1)
     except onnx_files.Refused as refused:
         reason = str(refused).replace(str(path), str(target))  # the user's path
         hint = "write a .stablehlo file" if opset == OPSET else f"leave it out for the default, {OPSET}"
         raise ValueError(f"--opset={opset}: nothing was written: {hint}.  ({reason})") from refused
-    return session.run(list(outputs), {"image": image})
+    try:
+        return [session.run(list(outputs), {"image": images}) for images in inputs]
+    except Exception as error:  # ONNX Runtime's exceptions have no common class
+        number = inputs[0].shape[0] if len(inputs) == 1 else "dynamic"
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"--batch={number}: ONNX Runtime cannot run the file; nothing was written: give another number of images, "
+            f"or write a .stablehlo file.  ({reason})"
+        ) from error
 
 
-def _through_stablehlo(path: pathlib.Path, call: Callable, image: Any) -> list:
+def _through_stablehlo(path: pathlib.Path, call: Callable, inputs: Sequence[Any]) -> list[list]:
     import jax
     from jax import export
 
     from equivit import onnx_files
 
     onnx_files.library("flatbuffers")  # needed by JAX
-    exported = export.export(jax.jit(call), platforms=PLATFORMS)(jax.ShapeDtypeStruct(image.shape, image.dtype))
+    exported = export.export(jax.jit(call), platforms=PLATFORMS)(_shape(inputs))
     path.write_bytes(exported.serialize())
-    return jax.device_get(export.deserialize(bytearray(path.read_bytes())).call(image))
+    read = export.deserialize(bytearray(path.read_bytes()))
+    return [jax.device_get(read.call(images)) for images in inputs]
 
 
 def _deviation(found: Any, wanted: Any) -> float:

@@ -12,7 +12,8 @@ from typing import Any
 from equivit import files
 
 INSTALL = "make install-export"
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+TF32 = "NVIDIA_TF32_OVERRIDE"  # an environment variable; of TensorRT there is no other switch
 OLDEST = 13  # opset; before 13, axes of Squeeze and others are not inputs, but jax2onnx writes them as inputs
 LARGEST = 2**31 - 1  # bytes of a protocol buffer
 
@@ -53,7 +54,8 @@ def write(
 
     Args:
       function: traced here; its results are arrays named by `outputs`.
-      image: shape and dtype of the input, a `jax.ShapeDtypeStruct`; its name in the file is "image".
+      image: shape and dtype of the input, a `jax.ShapeDtypeStruct`; its name in the file is "image".  Its batch may be
+        symbolic (`jax.export.symbolic_shape`).
       opset: the opset version.
       metadata: texts by name, stored in the file.
 
@@ -81,8 +83,12 @@ def write(
     files.write_bytes(path, proto.SerializeToString())
 
 
-def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1) -> Any:
+def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1, tf32: bool = False) -> Any:
     """Open a file to run it with a provider of PROVIDERS and a number of threads.
+
+    Args:
+      tf32: let a GPU round the factors of float32 products to TF32, 10 bits.  For TensorRT this is a setting of the
+        whole process, which holds from its first session on.
 
     Raises ValueError if ONNX Runtime is not installed, lacks the provider here, or rejects the file (`Refused`).
     """
@@ -97,12 +103,23 @@ def session(path: str | os.PathLike, *, provider: str = "cpu", threads: int = 1)
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 3  # hides warnings about unused constants
     try:
-        found = onnxruntime.InferenceSession(str(path), options, providers=[name])
+        found = onnxruntime.InferenceSession(str(path), options, providers=_providers(provider, tf32))
     except Exception as error:  # its exceptions have no common class
         raise Refused(f"{path}: ONNX Runtime rejects the file: {' '.join(str(error).split())[:300]}") from error
     if name not in found.get_providers():
-        raise ValueError(f"--provider={provider}: ONNX Runtime has it, but finds no usable device.")
+        raise ValueError(f"--provider={provider}: ONNX Runtime has it, but finds no usable device or library of it.")
     return found
+
+
+def _providers(provider: str, tf32: bool) -> list[Any]:
+    """The providers of a session with their options; CUDA runs what TensorRT does not support."""
+    if provider == "cpu":
+        return [PROVIDERS["cpu"]]
+    if provider == "tensorrt":
+        os.environ.pop(TF32, None)
+        os.environ |= {} if tf32 else {TF32: "0"}
+    cuda = (PROVIDERS["cuda"], dict(use_tf32=str(int(tf32))))
+    return [PROVIDERS["tensorrt"], cuda] if provider == "tensorrt" else [cuda]
 
 
 def operations(path: str | os.PathLike) -> list[str]:
@@ -112,13 +129,15 @@ def operations(path: str | os.PathLike) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of jax2onnx about missing libraries and about names that Flax renamed."""
-    logger = logging.getLogger("jax2onnx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Silence warnings of jax2onnx about missing libraries, names that Flax renamed, and types of symbolic shapes."""
+    loggers = [logging.getLogger(name) for name in ("jax2onnx", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

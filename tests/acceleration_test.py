@@ -6,11 +6,12 @@ import shutil
 import types
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import accelerate, files, onnx_files
-from equivit.acceleration import plan, report, stages
+from equivit import accelerate, files, onnx_files, testing
+from equivit.acceleration import nearness, plan, report, stages
 from equivit.depthwise import replacement
 from equivit.models import saved, zoo
 
@@ -24,6 +25,11 @@ def model(**fields):
     return jax.jit(lambda: zoo.create("vit_ti16", rngs=nnx.Rngs(params=1), **{**tiny, **fields}))()
 
 
+def random_model():
+    """A headless model of patches, whose layer scales are near 1."""
+    return testing.randomise(model(class_token=False, pool="mean", num_classes=None), jax.random.key(0))
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Where the model is saved; one that reads patches alone, so that it has a head without training."""
@@ -33,8 +39,8 @@ def place(tmp_path_factory):
 
 
 def run(place, *more, blocks=1, config=CONFIG, workdir="fitted", source="model"):
-    arguments = [f"--input={place / source}", f"--config={config}", f"--blocks={blocks}", "--images=12"]
-    arguments += [f"--workdir={place / workdir}", *(f"--config.{key}" for key in SIZE)]
+    arguments = [f"--input={place / source}", f"--config={config}", "--images=12", f"--workdir={place / workdir}"]
+    arguments += [f"--config.{key}" for key in SIZE] + ([] if blocks is None else [f"--blocks={blocks}"])
     return accelerate.main([*arguments, *more])
 
 
@@ -75,6 +81,41 @@ def test_started_again_it_does_nothing_twice(place, fitted, monkeypatch):
     assert json.loads((place / "fitted" / "report.json").read_text()) == fitted
 
 
+@pytest.mark.parametrize("how", [["--heads=3"], ["--blocks=2", "--kind=ens_dw"]], ids=lambda how: how[-1])
+def test_killed_in_each_stage_it_goes_on(place, how, monkeypatch):
+    """And no stage that has ended is begun again."""
+    pytest.importorskip("jax2onnx", reason="make install-export")
+    begun = []
+
+    def killed_at_first(module, name):
+        real = getattr(module, name)
+
+        def call(*arguments, **options):
+            begun.append(name)
+            if begun.count(name) == 1:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((stages.selection, "moments"), (stages.fit, "fit"), (stages.runner, "evaluate")):
+        killed_at_first(module, name)
+    killed_at_first(stages.export, "write")
+    killed_at_first(stages.profile, "profile")
+    workdir = f"killed{how[-1]}"
+    assert [run(place, *how, "--fit_only", blocks=None, workdir=workdir) for _ in range(6)] == [130] * 5 + [0]
+    numbers = {name: begun.count(name) for name in begun}
+    assert numbers == dict(moments=2, fit=2, evaluate=3, write=3, profile=2)  # two models, the first one twice
+    found = json.loads((place / workdir / "report.json").read_text())
+    entries = saved.load(place / workdir / "fitted").config.replaced
+    assert [one.block for one in entries] == found["blocks"] and {one.form for one in entries} == {"released"}
+    if found["kind"] == "dw":
+        assert sum(len(one.heads or (0, 1)) for one in entries) == 3
+        assert found["heads"] == {str(one.block): list(one.heads or (0, 1)) for one in entries}
+    else:
+        assert [one.kind for one in entries] == ["ens_dw"] * 2 and found["heads"] is None
+
+
 def test_both_stages_are_trained_in_order(place, monkeypatch):
     """Training itself is tested elsewhere; here it gives back what it begins with."""
     begun = []
@@ -86,7 +127,7 @@ def test_both_stages_are_trained_in_order(place, monkeypatch):
         return replacement.reconfigure(saved.load(init), num_classes=10)[0]
 
     monkeypatch.setattr(stages, "_trained", trained)
-    monkeypatch.setattr(stages, "_timed", lambda *_: ((2.0, 1.0), (20, 10), "a clock"))
+    monkeypatch.setattr(stages, "_timed", lambda *_: ({"float32": stages.Times((2.0, 1.0), (20, 10))}, "a clock"))
     monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
     saved.save(place / "with_class_token", model(registers=1))
     assert run(place, "--debug", source="with_class_token", workdir="both") == 0
@@ -102,7 +143,7 @@ def test_both_stages_are_trained_in_order(place, monkeypatch):
 def test_a_stage_has_the_model_of_the_weights_and_the_recipe_of_the_config(place):
     changes = ("model.drop_path=0.25", "steps=None", "epochs=9", "batch_size=6", *SIZE)
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), changes, 1, place)
-    first, second = made.config("stage1"), made.config("stage2", (2,))
+    first, second = made.config("stage1"), made.config("stage2", {2: None})
     assert (first.epochs, first.batch_size, second.epochs, second.batch_size) == (9, 6, 4, 3)
     for config in (first, second):
         assert (config.model.width, config.model.patch_size, config.model.drop_path) == (16, (8, 8), 0.25)
@@ -122,7 +163,19 @@ REFUSED = {
     "--images=1 must be a whole number, 2 or more; the nearest is 2": dict(more=["--images=1"]),
     "there is no directory": dict(more=["--config.data.source=folder:nowhere"]),
     "image_size 16x30: the width 30 is not divisible": dict(more=["--config.data.image_size=(16,30)"]),
-    "model.replaced: --blocks sets their number": dict(more=["--config.model.replaced=((0,),)"]),
+    "--heads=7 must lie between 1 and 6, the heads of this model": dict(blocks=None, more=["--heads=7"]),
+    "--heads=2: --kind=ens_dw merges all heads of a block; take --blocks, or --kind=dw": dict(
+        blocks=None, more=["--heads=2", "--kind=ens_dw"]
+    ),
+    "--kind='dv' is not one of conv, dw": dict(more=["--kind=dv"]),
+    "--form='paper' is not one of released": dict(more=["--form=paper"]),
+    "--order='least' is not one of lowest": dict(more=["--order=least"]),
+    "start='projection' is not for kind='spvit', whose outputs are not linear": dict(
+        more=["--kind=spvit", "--start=projection"]
+    ),
+    "start='blur', but kind='identity' has no taps; leave start out": dict(more=["--kind=identity", "--start=blur"]),
+    "start='blurred' is not one of": dict(more=["--start=blurred"]),
+    "model.replaced: --blocks or --heads sets their number": dict(more=["--config.model.replaced=((0,),)"]),
     "config.model.width=32: the weights determine this; leave it out": dict(more=["--config.model.width=32"]),
     "config.model.name='jumbo_vit_s16': the weights determine": dict(more=["--config.model.name=jumbo_vit_s16"]),
     "config.init='nothing': the weights determine this": dict(more=["--config.init=nothing"]),
@@ -178,7 +231,7 @@ def test_a_model_without_a_head_has_no_figure_unless_one_is_named(place):
 
 
 def test_other_weights_under_the_same_path_are_refused(place, monkeypatch, capsys):
-    """Such as those of a later step of a run; directories of earlier versions have no digest."""
+    """Such as those of a later step of a run; and stages of which nobody knows the weights."""
     monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
     monkeypatch.setattr(stages, "run", lambda made: made)
     monkeypatch.setattr(report, "write", lambda workdir, found: workdir)
@@ -195,7 +248,12 @@ def test_other_weights_under_the_same_path_are_refused(place, monkeypatch, capsy
     before = json.loads(arguments.read_text())
     assert len(before.pop("weights")) == 64
     arguments.write_text(json.dumps(before))
-    assert run(place, source="changing", workdir="of_one") == 0
+    assert run(place, source="changing", workdir="of_one") == 1
+    assert message in capsys.readouterr().err
+    arguments.unlink()
+    (place / "of_one" / "start").mkdir()
+    assert run(place, source="changing", workdir="of_one") == 1
+    assert "of_one has stages, but no arguments.json with what they were computed from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damaged", ["parameters.safetensors", "model.json"])
@@ -226,16 +284,16 @@ def test_as_many_images_are_told_as_there_are(place, monkeypatch, capsys):
     """A training set of 16, though 1000 are asked for."""
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), tuple(SIZE), 1, place / "told")
 
-    def stopped(*_):
+    def stopped(*_, **__):
         raise InterruptedError("before anything is computed")
 
     monkeypatch.setattr(stages.selection, "moments", stopped)
     monkeypatch.setattr(stages.fit, "fit", stopped)
     config = made.config("stage1")
-    for stage, more in ((stages._sigma, ()), (stages._fitted, ((1,),))):
+    for stage, more in ((stages._sigma, ()), (stages._fitted, ({1: None},))):
         with pytest.raises(InterruptedError):
             stage(made, config, made.model, *more)
-        assert capsys.readouterr().out.endswith(" blocks, on 16 training images.\n")
+        assert capsys.readouterr().out.endswith(", on 16 training images.\n")
 
 
 def test_what_a_stage_left_is_whole_or_named(place):
@@ -271,15 +329,98 @@ def test_a_decoder_stays_when_its_backbone_changes():
     assert all(jax.tree.leaves(same))
 
 
+def test_every_order_of_sigma_and_start_is_passed_on(place, monkeypatch):
+    made = plan.Plan(
+        plan.patches(model()), *CONFIG.split(":"), ("seed=3", *SIZE), None, place, heads=2, order="highest", kind="conv"
+    )
+    sigma = plan.selection.Sigma(np.array([[1.0, 6.0], [2.0, 5.0], [4.0, 3.0]]), np.array([3.5, 3.5, 3.5]))
+    assert made.chosen(sigma, 0) == {0: (1,), 1: (1,)}
+    assert stages.shown(made.chosen(sigma, 0)) == "heads in blocks 0 (1), 1 (1)"
+    assert dataclasses.replace(made, order="lowest").chosen(sigma, 0) == {0: (0,), 1: (0,)}
+    seeds = [dataclasses.replace(made, order="random").chosen(sigma, seed) for seed in range(9)]
+    assert len(set(map(str, seeds))) > 1 and all(sum(map(len, places.values())) == 2 for places in seeds)
+    asked = {}
+    monkeypatch.setattr(stages.fit, "fit", lambda vit, places, images, **options: (vit, asked.update(options) or {}))
+    places = {0: (1,)}
+    for start in ("blur", None):
+        stages._fitted(dataclasses.replace(made, start=start, workdir=place), made.config("stage1"), made.model, places)
+        assert {key: asked[key] for key in ("kind", "form", "start")} == dict(kind="conv", form="released", start=start)
+    assert [tuple(one) for one in made.replaced(places)] == [(0, "conv", 3, (1,), "released")]
+
+
+def test_other_files_or_another_priority_are_timed_again(place, monkeypatch):
+    """And only then: neither changes the models, so both may be asked for later."""
+    timed, written = [], []
+
+    def profile(paths, *, runs, realtime, say):
+        timed.append(([path.name for path in paths], realtime))
+        rows = [dict(file=str(path), milliseconds=1.0 + i) | {"bytes": 10} for i, path in enumerate(paths)]
+        return dict(files=rows, conditions="c", realtime=realtime, machine="m", runtime="r")
+
+    def write(path, model, size, half):
+        written.append((path.name, half))
+        path.touch()
+
+    monkeypatch.setattr(stages.profile, "profile", profile)
+    monkeypatch.setattr(stages.export, "write", write)
+    made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), (), 1, place / "timed")
+    made.workdir.mkdir()
+    for options in ({}, {}, dict(half=True), dict(half=True), dict(half=True, realtime=True)):
+        found, _ = stages._timed(dataclasses.replace(made, **options), (16, 32), made.model, made.model)
+    four = ["before.onnx", "after.onnx", "before_half.onnx", "after_half.onnx"]
+    assert timed == [(four[:2], False), (four, False), (four, True)]
+    assert written == list(zip(four, (False, False, True, True), strict=True))
+    assert found["float32"] == ((1.0, 2.0), (10, 10)) and found["float16"].milliseconds == (3.0, 4.0)
+
+
+def test_nearness_of_features_is_their_cosine_and_relative_error():
+    """Over batches of which the last is smaller; a wrong mean over batches would weigh its images more."""
+    before = random_model()
+    after = replacement.replace(before, {1: None})
+    images = np.random.default_rng(0).normal(size=(5, 16, 32, 3)).astype(np.float32)
+    found = nearness.measure(before, after, [images[:3], images[3:]])
+    x, y = (np.asarray(nearness._tokens(each, images), np.float64) for each in (before, after))
+    cosine = (x * y).sum(-1) / np.sqrt(np.square(x).sum(-1) * np.square(y).sum(-1))
+    np.testing.assert_allclose(found.cosine, cosine.mean((1, 2, 3)), rtol=1e-6)
+    error = np.square(x - y).sum((1, 2, 3, 4)) / np.square(x).sum((1, 2, 3, 4))
+    np.testing.assert_allclose(found.error, error, rtol=1e-5, atol=1e-12)
+    assert found.error[0] == 0 < 1e-3 < found.error[1]  # the first replaced block is the second
+    np.testing.assert_allclose(x[-1], before.features(images).patches.values, atol=1e-6)
+
+
+def test_without_a_head_the_report_has_the_nearness_of_features(place, monkeypatch):
+    vit = random_model()
+    made = plan.Plan(vit, *CONFIG.split(":"), tuple(SIZE), 1, place / "features", images=8, kind="identity", start=None)
+    made.workdir.mkdir()
+    after = replacement.replace(vit, {2: None}, kind="identity")
+    config = made.config("stage1")
+    found = stages._features(made, config, vit, after)
+    monkeypatch.setattr(stages.nearness, "measure", lambda *_: pytest.fail("done already"))
+    again = stages._features(made, config, vit, after)
+    np.testing.assert_array_equal(found.cosine, again.cosine)
+    times = {name: stages.Times((2.0, 1.0), (20, 10)) for name in ("float32", "float16")}
+    result = stages.Result(None, found, times, made.replaced({2: None}), [1.0, 2.0, 0.5], {2: 0.5}, "a clock")
+    written = report._report(made, result)
+    assert written["metric"] is None and written["half"]["milliseconds"] == dict(before=2.0, after=1.0)
+    assert written["features"]["cosine"] == found.cosine[-1] == written["features"]["blocks"][2]["cosine"] < 1
+    assert written["features"]["blocks"][1] == dict(cosine=pytest.approx(1), error=0)
+    page = report._page(made, result)
+    assert "| relative squared error of the features | 0 |" in page and "| megabytes, float16 |" in page
+    assert "# Attention replaced by identity (released): 1 of 3 blocks" in page
+
+
 def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
     """Also sizes, which are tuples here and lists in the file."""
-    given = dict(weights="clip:a.pt", input=None, config=CONFIG, blocks=1, images=8, fit_only=False, workdir=tmp_path)
+    given = dict(weights="clip:a.pt", input=None, config=CONFIG, blocks=None, images=8, fit_only=False)
+    given |= dict(workdir=tmp_path, heads=2, kind="dw", form="released", order="lowest", start=None)
     hints = dict(num_heads=3, image_size=(16, 32), mlp="gelu", checkpoint_key="model")
     for _ in range(2):
         plan.claim(types.SimpleNamespace(**given, **hints), (), "a digest")
-    for name, other in dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu", checkpoint_key="ema").items():
+    others = dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu", checkpoint_key="ema")
+    others |= dict(heads=3, kind="conv", form="printed", order="random", start="blur")
+    for name, other in others.items():
         with pytest.raises(ValueError, match=f"was begun with {name}=.*; give that value, or another --workdir"):
-            plan.claim(types.SimpleNamespace(**given, **(hints | {name: other})), (), "a digest")
+            plan.claim(types.SimpleNamespace(**(given | hints | {name: other})), (), "a digest")
 
 
 def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import equivit
-from equivit import command, convert, export, pretrained, profile, train
+from equivit import command, convert, export, onnx_files, pretrained, profile, train
 from equivit.training.run import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -66,6 +66,7 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
 def test_the_names_that_help_shows_are_those_there_are():
     """They stand in the commands a second time, because the modules that define them are large."""
     assert list(pretrained.FORMATS) == list(convert.FORMATS)
+    assert list(onnx_files.PROVIDERS) == list(profile.PROVIDERS)
 
 
 @pytest.mark.parametrize(("end", "status", "said"), [

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,64 @@ def test_onnx_runtime_agrees_with_the_model(make, options, convolutions, tmp_pat
     assert operations.count("Conv") == convolutions
     assert not {"Loop", "Scan", "If"} & set(operations)
     assert [path] == list(tmp_path.iterdir())
+
+
+@needs_onnx
+@pytest.mark.parametrize("options", [WHOLE, SCATTERED, dict(num_classes=None)], ids=["whole", "scattered", "tokens"])
+def test_a_dynamic_batch_takes_any_number_of_images(options, tmp_path):
+    """`write` compares on one image and on three; here two and five."""
+    path, given = tmp_path / "model.onnx", model(**options)
+    assert export.write(path, given, SIZE, batch=None).deviation < 1e-6
+    session = onnx_files.session(path)
+    assert [each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * (
+        3 if given.head is None else 2
+    )
+    _, function = export._function(given, SIZE)
+    for number in (2, 5):
+        images = np.random.default_rng(number).normal(size=(number, *SIZE, 3)).astype(np.float32)
+        for found, wanted in zip(session.run(None, {"image": images}), function(given, images), strict=True):
+            np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
+    profile.profile([path], runs=1, warmup=0)  # one image
+
+
+@needs_onnx
+def test_a_dynamic_batch_that_runs_on_one_image_only_is_not_left(tmp_path):
+    """In a file of a replaced octic block jax2onnx writes the batch as 1."""
+    path = tmp_path / "model.onnx"
+    octic = model("octic_vit_ti16", family="I8", width=64, replaced=((0,),), class_token=False)
+    with pytest.raises(ValueError, match=r"^--batch=dynamic: ONNX Runtime cannot run the file; nothing was written"):
+        export.write(path, octic, SIZE, batch=None)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_flatbuffers
+def test_stablehlo_with_a_dynamic_batch(tmp_path):
+    octic = model("octic_vit_ti16", family="I8", width=64, replaced=((0,),), class_token=False)
+    assert export.write(tmp_path / "model.stablehlo", octic, SIZE, batch=None).deviation < 1e-6
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_off_on_a_gpu_unless_it_is_asked_for(tf32, monkeypatch):
+    """By a stand-in for ONNX Runtime, which records how it is opened."""
+    opened = []
+
+    def session(path, options, providers):
+        opened.append((providers, os.environ.get(onnx_files.TF32)))
+        return types.SimpleNamespace(get_providers=lambda: list(onnx_files.PROVIDERS.values()))
+
+    runtime = types.SimpleNamespace(
+        get_available_providers=lambda: list(onnx_files.PROVIDERS.values()),
+        SessionOptions=types.SimpleNamespace,
+        InferenceSession=session,
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    monkeypatch.setenv(onnx_files.TF32, "0")
+    for provider in profile.PROVIDERS:
+        onnx_files.session("a.onnx", provider=provider, tf32=tf32)
+    cuda = ("CUDAExecutionProvider", {"use_tf32": "1" if tf32 else "0"})
+    by_name = [["CPUExecutionProvider"], [cuda], ["TensorrtExecutionProvider", cuda]]
+    assert [providers for providers, _ in opened] == by_name
+    assert opened[-1][1] == (None if tf32 else "0")
 
 
 @needs_onnx
@@ -234,8 +293,12 @@ def test_profile_of_two_files(tmp_path, monkeypatch, capsys):
         assert profile.main([*map(str, files), f"--out={out}"]) == 1
         assert f"--out={out}: this is one of the files to time; give another, such as" in capsys.readouterr().err
         assert files[1].read_bytes() == before
-    assert profile.main([str(files[0]), "--provider=cuda"]) == 1
-    assert capsys.readouterr().err.startswith("error: --provider=cuda: this ONNX Runtime has ")
+    for provider in ("cuda", "tensorrt"):
+        assert profile.main([str(files[0]), f"--provider={provider}"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: --provider={provider}: this ONNX Runtime has ")
+    assert profile.main([str(files[0]), "--tf32"]) == 1
+    assert "error: --tf32: a CPU has no such products; leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are not pinned to cores here")
@@ -252,7 +315,7 @@ def test_real_time_priority_is_taken_when_asked_for_and_given_back(allowed, monk
     with contextlib.ExitStack() as stack:
         if not allowed:
             stack.enter_context(pytest.raises(PermissionError, match="this process may not .*; leave it out"))
-        with profile.alone(real_time=True) as conditions:
+        with profile.alone(realtime=True) as conditions:
             assert conditions.endswith("at real-time priority 99 (FIFO)")
     assert asked == [os.SCHED_FIFO, before[1]] and os.sched_getaffinity(0) == before[0]
 

@@ -207,12 +207,14 @@ def command_tasks(folder: pathlib.Path) -> Iterator[Task]:
     model = folder / "model"
     make_model(model)
     size = ["--config.data.image_size=(16,16)", "--config.data.eval_crop=squash"]
-    accelerated = [f"--input={model}", "--config=configs/depthwise.py:in1k,quicktest", "--blocks=1", "--images=12"]
+    accelerated = [f"--input={model}", "--config=configs/depthwise.py:in1k,quicktest", "--images=12"]
     for name, words, output in (
         ("export", ["export", f"--input={model}", "--image_size=16,16"], "model.onnx"),
         ("convert --to", ["convert", "--to=timm", f"--input={model}"], "weights.safetensors"),
         ("convert --source", ["convert", "--source=timm", f"--input={folder / 'timm.safetensors'}"], "model"),
-        ("accelerate", ["accelerate", *accelerated, *size], None),
+        ("accelerate", ["accelerate", *accelerated, "--blocks=1", *size], None),
+        ("accelerate ens_dw", ["accelerate", *accelerated, "--blocks=1", "--kind=ens_dw", *size], None),
+        ("accelerate heads", ["accelerate", *accelerated, "--heads=4", *size], None),
     ):
         yield Task(name, _command(words, output), command_phase, file_losses, broken_files)
 

@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -12,20 +13,26 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors, files, logical, onnx_files
+from equivit import constraints, errors, files, logical, onnx_files, profile
 from equivit.data import loader
-from equivit.depthwise import replacement
+from equivit.depthwise import fit, replacement, selection
 from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.evaluation import runner
 from equivit.intervals import Interval
+from equivit.layers.depthwise import BY_HEAD, FORMS, KINDS
 from equivit.models.model import ModelModule, check_input
+from equivit.models.vit.replaced import Replaced
 from equivit.training import build, loading, loop, sharding
 from equivit.training import config as configs
 
 SEVERAL = Annotated[int, Interval(2, words="2 or more")]  # Sigma is a deviation over images
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
+Places = Mapping[int, tuple[int, ...] | None]  # heads by block, None for all
 ARGUMENTS = "arguments.json"
+KERNEL_SIZE = 3
 HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
+# Arguments that decide which models the stages make, beside the source, the config and its changes.
+DECISIONS = ("blocks", "heads", "kind", "form", "order", "start", "images", "fit_only", *HINTS)
 # Fields of a model that change its training, but neither its parameters nor its function.
 TRAINING_FIELDS = ("drop_path", "drop_path_groups", "drop_path_fields", "dropout", "remat", "unroll")
 
@@ -38,32 +45,57 @@ class Plan:
     file: str  # the config's file
     mode: str  # its mode without a stage
     changes: tuple[str, ...]  # overrides for the config of stage 1, such as "data.workers=2"
-    blocks: int  # the number of blocks to replace
+    blocks: int | None  # the number of blocks to replace; None: of heads
     workdir: pathlib.Path  # the directory of all stages
+    heads: int | None = None  # the number of single heads to replace, in any blocks
+    kind: str = "dw"  # of the replacement, and its form
+    form: str = "released"
+    order: str = "lowest"  # of Sigma, one of `selection.ORDERS`
+    start: str | None = "least_squares"  # of the taps, as in `fit.fit`
     images: int = 1000  # the largest number of training images for Sigma and fits
     fit_only: bool = False  # skip all training
+    half: bool = False  # also export and time float16 files
+    realtime: bool = False  # time with real-time priority
     weights: str = ""  # a digest of the loaded weights (`fingerprint`)
 
     def __post_init__(self):
         constraints.check("--images", self.images, SEVERAL)
-        depth = backbone(self.model).config.depth
-        if not 0 < self.blocks <= depth:
-            raise ValueError(f"--blocks={self.blocks} must lie between 1 and {depth}, the blocks of this model.")
+        errors.one_of("--kind", self.kind, KINDS)
+        fit.check_start("accelerate", self.start, self.kind)
+        errors.one_of("--form", self.form, FORMS)
+        errors.one_of("--order", self.order, selection.ORDERS)
+        config = backbone(self.model).config
+        for what, total in (("blocks", config.depth), ("heads", config.depth * config.num_heads)):
+            if (number := getattr(self, what)) is not None and not 0 < number <= total:
+                raise ValueError(f"--{what}={number} must lie between 1 and {total}, the {what} of this model.")
+        if self.heads is not None and self.kind not in BY_HEAD:
+            raise ValueError(
+                f"--heads={self.heads}: --kind={self.kind} merges all heads of a block; take --blocks, or --kind=dw."
+            )
         if stage := next((word for word in self.mode.split(",") if word in STAGES), None):
             raise ValueError(
                 f"--config={self.file}:{self.mode}: leave out {stage}; stage1 and stage2 are both trained."
             )
 
-    def config(self, stage: str, replaced: Iterable[int] = ()) -> ConfigDict:
+    def chosen(self, sigma: selection.Sigma, seed: int) -> Places:
+        """The places to replace, by Sigma; `seed` is of a random order."""
+        scores, number = (sigma.heads, self.heads) if self.blocks is None else (sigma.blocks, self.blocks)
+        return selection.by_block(selection.select(scores, number or 0, self.order, seed))
+
+    def replaced(self, places: Places) -> tuple[Replaced, ...]:
+        """The entries of a model with these places replaced."""
+        return replacement.entries("accelerate", places, self.kind, KERNEL_SIZE, self.form)
+
+    def config(self, stage: str, places: Places = types.MappingProxyType({})) -> ConfigDict:
         """The checked config of a stage, for this model; stage 2 halves the epochs and the batch size of stage 1.
 
         Args:
-          replaced: the replaced blocks of stage 2.
+          places: the replaced heads of stage 2 by block; None for all.
         """
         first = self._load("stage1")
         if stage == "stage1":
             return first
-        text = repr(tuple((block,) for block in replaced))
+        text = repr(tuple(map(tuple, self.replaced(places))))
         second = self._load("stage2", f"model.replaced={text}").unlock()
         for key in ("epochs", "steps", "batch_size"):
             value = first[key]
@@ -90,9 +122,11 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     """Make the plan for the arguments of the command; see `equivit.accelerate`.
 
     Raises:
-      ValueError: a model that is not a ViT or has replaced blocks, a number out of range, a config without stages, a
-        missing library, an image size that the patch size does not divide, or a stage that cannot be trained.
+      ValueError: a model that is not a ViT or has replaced blocks, a number out of range, an unknown or impossible
+        replacement, a config without stages, a missing library, an image size that the patch size does not divide, or a
+        stage that cannot be trained.
       FileNotFoundError: the data are missing.
+      PermissionError: the system does not allow real-time priority.
     """
     for name in ("jax2onnx", "onnxruntime"):
         onnx_files.library(name)
@@ -102,14 +136,18 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
         raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
     loaded = loading.load_model(options.weights or str(options.input), **hints)
     model = patches(loaded)
-    fixed: dict[str, Any] = dict(images=options.images, fit_only=options.fit_only, weights=fingerprint(loaded))
-    plan = Plan(model, file, mode, tuple(changes), options.blocks, options.workdir, **fixed)
+    names = ("heads", "kind", "form", "order", "images", "fit_only", "half", "realtime")
+    given: dict[str, Any] = {name: getattr(options, name) for name in names}
+    given |= dict(start=options.start or fit.best_start(options.kind), weights=fingerprint(loaded))
+    plan = Plan(model, file, mode, tuple(changes), options.blocks, options.workdir, **given)
+    with profile.alone(realtime=plan.realtime):  # fails now rather than after training
+        pass
     _check_config(plan)
     if options.weights is not None:
         _check_pixels(plan, options.weights)
     _check_changes(plan, first := plan.config("stage1"))
     name = protocol(first, model)
-    plan.config("stage2", range(plan.blocks))
+    plan.config("stage2", _any_places(plan))
     for split in (first.data.split, first.data.eval_split):  # fail on a wrong source before creating the directory
         opened = loader.evaluate(first.data, batch_size=1, split=split)
         check_input(backbone(model).config, "config.data.image_size", first.data.image_size, opened.channels)
@@ -120,10 +158,19 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     return plan
 
 
+def _any_places(plan: Plan) -> Places:
+    """As many places as will be replaced: the first ones."""
+    config = backbone(plan.model).config
+    scores = np.arange(config.depth * config.num_heads).reshape(config.depth, config.num_heads)
+    return dataclasses.replace(plan, order="lowest").chosen(selection.Sigma(scores, scores[:, 0]), seed=0)
+
+
 def _check_config(plan: Plan) -> None:
     """ValueError for a config without stages, or one that sets the replaced blocks."""
     if any(change.partition("=")[0] == "model.replaced" for change in plan.changes):
-        raise ValueError("--config.model.replaced: --blocks sets their number, and Sigma selects them; leave it out.")
+        raise ValueError(
+            "--config.model.replaced: --blocks or --heads sets their number, and Sigma selects them; leave it out."
+        )
     configs.load(":".join(filter(None, (plan.file, plan.mode))))  # the error names a wrong mode
     try:
         plan.config("stage1")
@@ -147,8 +194,8 @@ def _check_changes(plan: Plan, config: ConfigDict) -> None:
 
 def _check_training(plan: Plan) -> None:
     """ValueError if either stage cannot be trained; called before any training."""
-    for stage, replaced in (("stage1", ()), ("stage2", range(plan.blocks))):
-        config = plan.config(stage, replaced)
+    for stage, places in (("stage1", {}), ("stage2", _any_places(plan))):
+        config = plan.config(stage, places)
         pipeline = build.make_pipeline(config)
         steps, per_epoch = loop.total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
         mesh = sharding.create_mesh(config.mesh)
@@ -202,12 +249,12 @@ def fingerprint(model: ModelModule) -> str:
 def claim(options: Any, changes: Iterable[str], weights: str) -> None:
     """Write the arguments of the command into its directory, with the `fingerprint` of the loaded model as weights.
 
-    Raises ValueError if the directory belongs to other arguments or other weights; the file at a path may change.
+    Raises ValueError if the directory belongs to other arguments or other weights (the file at a path may change), or
+    has stages without a record of both.
     """
     source = options.weights or str(options.input)
     wanted = dict(source=source, config=options.config, changes=list(changes))
-    wanted |= dict(blocks=options.blocks, images=options.images, fit_only=options.fit_only)
-    wanted = json.loads(json.dumps(wanted | {name: getattr(options, name) for name in HINTS}))
+    wanted = json.loads(json.dumps(wanted | {name: getattr(options, name) for name in DECISIONS}))
     path = options.workdir / ARGUMENTS
     if path.is_file():
         before = files.read_json(path)
@@ -217,12 +264,17 @@ def claim(options: Any, changes: Iterable[str], weights: str) -> None:
                     f"--workdir={options.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
                     f"{errors.shown(value)}; give that value, or another --workdir."
                 )
-        if before.get("weights", weights) != weights:  # earlier versions wrote none
+        if before.get("weights") != weights:
             raise ValueError(
                 f"--workdir={options.workdir} was begun with other weights than {source} contains now; give another "
                 "--workdir."
             )
     elif (options.workdir / "config.json").is_file():
         raise ValueError(f"--workdir={options.workdir}: this is the directory of a training run; give another one.")
+    elif (options.workdir / "start").is_dir():
+        raise ValueError(
+            f"--workdir={options.workdir} has stages, but no {ARGUMENTS} with what they were computed from; give "
+            "another --workdir."
+        )
     else:
         files.write_text(path, json.dumps(dict(wanted, weights=weights), indent=1) + "\n")

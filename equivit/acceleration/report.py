@@ -2,29 +2,44 @@
 
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from equivit import archives, files
-from equivit.acceleration.stages import Result
+from equivit.acceleration.nearness import Nearness
+from equivit.acceleration.plan import Plan
+from equivit.acceleration.stages import Result, shown
 
 SIDE = 13  # tokens of a map to show, around the query
 
 
-def write(workdir: pathlib.Path, result: Result) -> pathlib.Path:
+def write(plan: Plan, result: Result) -> pathlib.Path:
     """Write report.json and report.md, draw Sigma, and return the path of report.md."""
-    names = ("name", "before", "after")
-    metric = None if result.metric is None else dict(zip(names, result.metric, strict=True))
-    pairs = dict(milliseconds=result.milliseconds, bytes=result.bytes)
-    report = dict(metric=metric) | {name: dict(before=old, after=new) for name, (old, new) in pairs.items()}
-    report |= dict(blocks=list(result.blocks), sigma=result.sigma, fits=result.errors, conditions=result.conditions)
-    files.write_text(workdir / "report.json", json.dumps(report, indent=1) + "\n")
+    workdir = plan.workdir
+    files.write_text(workdir / "report.json", json.dumps(_report(plan, result), indent=1) + "\n")
     draw(workdir / "sigma.png", _maps(workdir / "sigma.npz"), result)
     path = workdir / "report.md"
-    files.write_text(path, _page(workdir, result))
+    files.write_text(path, _page(plan, result))
     return path
+
+
+def _report(plan: Plan, result: Result) -> dict[str, Any]:
+    """The content of report.json."""
+    names = ("name", "before", "after")
+    found: dict[str, Any] = dict(metric=None if result.metric is None else dict(zip(names, result.metric, strict=True)))
+    if result.features is not None:
+        blocks = [dict(cosine=c, error=e) for c, e in zip(*map(np.ndarray.tolist, result.features), strict=True)]
+        found |= dict(features=blocks[-1] | dict(blocks=blocks))
+    for precision, times in result.times.items():
+        pairs = {name: dict(before=old, after=new) for name, (old, new) in times._asdict().items()}
+        found |= pairs if precision == "float32" else dict(half=pairs)
+    heads = {one.block: one.heads for one in result.replaced}
+    found |= dict(blocks=list(heads), heads=heads if plan.heads else None, kind=plan.kind, form=plan.form)
+    found |= dict(order=plan.order, start=plan.start, sigma=result.sigma, fits=result.errors)
+    return found | dict(conditions=result.conditions)
 
 
 def _maps(path: pathlib.Path) -> np.ndarray:
@@ -35,33 +50,57 @@ def _maps(path: pathlib.Path) -> np.ndarray:
         raise ValueError(f"{path} is damaged ({error}); remove it to create it again.") from error
 
 
-def _page(workdir: pathlib.Path, result: Result) -> str:
+def _page(plan: Plan, result: Result) -> str:
     """The text of report.md."""
-    rows = []
-    if result.metric is not None:
-        name, before, after = result.metric
-        rows.append(f"| {name}, % | {100 * before:.2f} | {100 * after:.2f} | {100 * (after - before):+.2f} |")
-    (slow, fast), (large, small) = result.milliseconds, result.bytes
-    rows.append(f"| milliseconds per image | {slow:.2f} | {fast:.2f} | {100 * (fast / slow - 1):+.1f} % |")
-    rows.append(f"| megabytes | {large / 1e6:.2f} | {small / 1e6:.2f} | {100 * (small / large - 1):+.1f} % |")
-    fits = ", ".join(f"{block}: {error:.2f}" for block, error in result.errors.items())
     curves = [
         f"![Learning curves of {stage}]({stage}/learning_curves.png)"
         for stage in ("stage1", "stage2")
-        if (workdir / stage / "learning_curves.png").is_file()
+        if (plan.workdir / stage / "learning_curves.png").is_file()
     ]
+    places = {one.block: one.heads for one in result.replaced}
+    number = f"{len(places)} of {len(result.sigma)} blocks" if plan.heads is None else f"{plan.heads} heads"
+    fits = ", ".join(f"{block}: {error:.2f}" for block, error in result.errors.items())
+    order = "at random" if plan.order == "random" else f"with the {plan.order} Sigma"
+    start = "the start of the form" if plan.start is None else f"the start {plan.start}"
     parts = [
-        f"# {len(result.blocks)} of {len(result.sigma)} blocks replaced by depthwise convolution",
-        "\n".join(["| | before | after | change |", "|---|---|---|---|", *rows]),
+        f"# Attention replaced by {plan.kind} ({plan.form}): {number}",
+        "\n".join(["| | before | after | change |", "|---|---|---|---|", *_rows(result)]),
         f"ONNX files, timed alternately: {result.conditions}.",
-        f"Replaced blocks, with the lowest Sigma: {', '.join(map(str, result.blocks))}.  Relative squared error "
-        f"of their least-squares fits, before stage 2: {fits}.",
+        f"Replaced, {order}: {shown(places)}.  Relative squared error of their modules with {start}, before stage 2: "
+        f"{fits}.",
+        *([] if result.features is None else [_features(result.features)]),
         "![Sigma of the blocks](sigma.png)",
         "*Above: Sigma of each block; replaced blocks are orange.  Below: the deviation of its attention over images, "
         "by the offset of the key from the query in the centre; the square marks the 3 x 3 taps.*",
         *curves,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _rows(result: Result) -> list[str]:
+    """The rows of the table: the metric or the nearness of the features, times and sizes."""
+    rows = []
+    if result.metric is not None:
+        name, before, after = result.metric
+        rows.append(f"| {name}, % | {100 * before:.2f} | {100 * after:.2f} | {100 * (after - before):+.2f} |")
+    if result.features is not None:
+        cosine, error = (part[-1] for part in result.features)
+        rows.append(f"| cosine of the features | 1 | {cosine:.4f} | {cosine - 1:+.4f} |")
+        rows.append(f"| relative squared error of the features | 0 | {error:.4f} | {error:+.4f} |")
+    for precision, ((slow, fast), (large, small)) in result.times.items():
+        words = "" if precision == "float32" else f", {precision}"
+        rows.append(f"| milliseconds per image{words} | {slow:.2f} | {fast:.2f} | {100 * (fast / slow - 1):+.1f} % |")
+        change = 100 * (small / large - 1)
+        rows.append(f"| megabytes{words} | {large / 1e6:.2f} | {small / 1e6:.2f} | {change:+.1f} % |")
+    return rows
+
+
+def _features(features: Nearness) -> str:
+    """The nearness of the features by block, as a table."""
+    lines = ["| after block | cosine | relative squared error |", "|---|---|---|"]
+    pairs = enumerate(zip(*features, strict=True))
+    lines += [f"| {block} | {cosine:.4f} | {error:.4f} |" for block, (cosine, error) in pairs]
+    return "Patch tokens after each block and the final norm, beside the model before:\n\n" + "\n".join(lines)
 
 
 def draw(path: pathlib.Path, maps: np.ndarray, result: Result) -> None:
@@ -73,7 +112,8 @@ def draw(path: pathlib.Path, maps: np.ndarray, result: Result) -> None:
     figure = Figure(figsize=(1.2 * wide + 1, 2.4 + 1.4 * tall), layout="constrained")
     layout = figure.add_gridspec(2, 1, height_ratios=(2.2, 1.4 * tall))
     axes = figure.add_subplot(layout[0])
-    colors = ["tab:orange" if block in result.blocks else "tab:blue" for block in range(depth)]
+    replaced = {one.block for one in result.replaced}
+    colors = ["tab:orange" if block in replaced else "tab:blue" for block in range(depth)]
     axes.bar(range(depth), result.sigma, color=colors)
     axes.set(xlabel="block", ylabel="Sigma", xticks=range(depth))
     places = layout[1].subgridspec(tall, wide)

@@ -3,25 +3,36 @@
 import json
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import command, export, files, profile, train
-from equivit.acceleration.plan import Plan, protocol
+from equivit.acceleration import nearness
+from equivit.acceleration.nearness import Nearness
+from equivit.acceleration.plan import Places, Plan, protocol
 from equivit.depthwise import fit, selection
 from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.depthwise.training_images import TrainingImages
 from equivit.evaluation import runner
 from equivit.layers.grid import check_grid
+from equivit.layers.rngs import Keys
 from equivit.models import saved
 from equivit.models.model import ModelModule
+from equivit.models.vit.replaced import Replaced
 from equivit.training import checkpoints, sharding
 
 BATCH = 16  # images whose attention is in memory at once
 ROUNDS = 50  # timing rounds
+
+
+class Times(NamedTuple):
+    """The exported models of a precision, before and after."""
+
+    milliseconds: tuple[float, float]  # per image
+    bytes: tuple[int, int]  # sizes of the files
 
 
 class Result(NamedTuple):
@@ -29,11 +40,11 @@ class Result(NamedTuple):
 
     # The name of the metric, and its values before and after; None without a head.
     metric: tuple[str, float, float] | None
-    milliseconds: tuple[float, float]  # time per image of the exported models, before and after
-    bytes: tuple[int, int]  # their sizes
-    blocks: tuple[int, ...]  # the replaced blocks
+    features: Nearness | None  # without a head
+    times: dict[str, Times]  # by precision, float32 first
+    replaced: tuple[Replaced, ...]
     sigma: list[float]  # Sigma of all blocks
-    errors: dict[int, float]  # the errors of the fits, by block
+    errors: dict[int, float]  # the errors of the replacements before stage 2, by block
     conditions: str  # of the timing
 
 
@@ -43,18 +54,27 @@ def run(plan: Plan) -> Result:
     before = _saved(place / "start", lambda: plan.model)
     if not plan.fit_only:
         before = _trained(config, place / "stage1", place / "start")
-    scores = _sigma(plan, config, before)
-    blocks = selection.select(scores, plan.blocks)
-    command.say(f"Replacing blocks {', '.join(map(str, blocks))}.")
+    sigma = _sigma(plan, config, before)
+    places = plan.chosen(sigma, config.seed)
+    command.say(f"Replacing {shown(places)}.")
     fits = place / "fits.json"
-    fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, blocks), beside=fits)
+    fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, places), beside=fits)
     errors = {int(block): error for block, error in files.read_json(fits).items()}
     after = fitted
     if not plan.fit_only:
-        after = _trained(plan.config("stage2", blocks), place / "stage2", place / "fitted")
+        after = _trained(plan.config("stage2", places), place / "stage2", place / "fitted")
     metric = _metric(plan, config, before, after)
-    milliseconds, sizes, conditions = _timed(plan, config.data.image_size, before, after)
-    return Result(metric, milliseconds, sizes, blocks, [float(score) for score in scores], errors, conditions)
+    features = _features(plan, config, before, after) if metric is None else None
+    times, conditions = _timed(plan, config.data.image_size, before, after)
+    return Result(metric, features, times, plan.replaced(places), sigma.blocks.tolist(), errors, conditions)
+
+
+def shown(places: Places) -> str:
+    """The places in words."""
+    if all(heads is None for heads in places.values()):
+        return f"blocks {', '.join(map(str, places))}"
+    heads = (f"{block} ({'all' if some is None else ', '.join(map(str, some))})" for block, some in places.items())
+    return f"heads in blocks {', '.join(heads)}"
 
 
 def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
@@ -77,13 +97,13 @@ def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> Mod
     return checkpoints.load_run(place).model
 
 
-def _images(plan: Plan, config: ConfigDict) -> TrainingImages:
+def _images(plan: Plan, config: ConfigDict, data: ConfigDict | None = None) -> TrainingImages:
     options = dict(batch_size=BATCH, seed=config.seed, workers=config.data.workers)
-    return TrainingImages(config.data, plan.images, **options)
+    return TrainingImages(data or config.data, plan.images, **options)
 
 
-def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
-    """Compute Sigma of the blocks; sigma.json stores it with Sigma of the heads, sigma.npz its maps."""
+def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> selection.Sigma:
+    """Compute Sigma; sigma.json stores it, sigma.npz its maps."""
     path = plan.workdir / "sigma.json"
     if not (path.is_file() and path.with_suffix(".npz").is_file()):
         vit = backbone(model)
@@ -96,14 +116,17 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> np.ndarray:
         with files.replacing(path.with_suffix(".npz")) as unfinished:
             np.savez(unfinished, maps=maps)
         files.write_text(path, json.dumps(dict(blocks=found.blocks.tolist(), heads=found.heads.tolist())) + "\n")
-    return np.array(files.read_json(path, "blocks")["blocks"])
+    stored = files.read_json(path, "heads", "blocks")
+    return selection.Sigma(np.array(stored["heads"]), np.array(stored["blocks"]))
 
 
-def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, blocks: tuple[int, ...]) -> ModelModule:
-    """Replace blocks and fit their taps; fits.json stores the errors of the fits."""
+def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, places: Places) -> ModelModule:
+    """Replace attention, in the start of the plan; fits.json stores the error of each block."""
     images = _images(plan, config)
-    command.say(f"Least squares: the taps of {len(blocks)} blocks, on {images.found} training images.")
-    vit, errors = fit.fit(backbone(model), dict.fromkeys(blocks), images)
+    start = (plan.start or "start of the form").replace("_", " ")
+    command.say(f"{start.capitalize()}: {len(places)} blocks by {plan.kind}, on {images.found} training images.")
+    how: dict[str, Any] = dict(kind=plan.kind, form=plan.form, start=plan.start, rngs=Keys(config.seed))
+    vit, errors = fit.fit(backbone(model), places, images, **how)
     files.write_text(plan.workdir / "fits.json", json.dumps(errors))
     return with_backbone(model, vit)
 
@@ -127,16 +150,48 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
     return figure, found["before"][figure], found["after"][figure]
 
 
-def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule):
-    """Milliseconds and bytes of both exported models, and the conditions of the timing."""
-    paths = [plan.workdir / f"{name}.onnx" for name in ("before", "after")]
-    for path, model in zip(paths, models, strict=True):
-        if not path.is_file():
-            command.say(f"Exporting {path}.")
-            export.write(path, model, size)
+def _features(plan: Plan, config: ConfigDict, before: ModelModule, after: ModelModule) -> Nearness:
+    """How near the features of both models are; features.json stores it."""
+    path = plan.workdir / "features.json"
+    if not path.is_file():
+        data = config.copy_and_resolve_references().unlock().data
+        data.split = data.eval_split
+        images = _images(plan, config, data)
+        command.say(f"Features: before and after, on {images.found} images of {data.split}.")
+        found = nearness.measure(backbone(before), backbone(after), images)
+        files.write_text(path, json.dumps({name: part.tolist() for name, part in found._asdict().items()}) + "\n")
+    stored = files.read_json(path, *Nearness._fields)
+    return Nearness(*(np.array(stored[name]) for name in Nearness._fields))
+
+
+def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule) -> tuple[dict[str, Times], str]:
+    """The times of both exported models by precision, and the conditions of the timing."""
+    paths: dict[str, list[pathlib.Path]] = {}
+    for precision in ("float32", "float16")[: 1 + plan.half]:
+        ending = "_half.onnx" if precision == "float16" else ".onnx"
+        paths[precision] = [plan.workdir / f"{name}{ending}" for name in ("before", "after")]
+        for path, model in zip(paths[precision], models, strict=True):
+            if not path.is_file():
+                command.say(f"Exporting {path}.")
+                export.write(path, model, size, half=precision == "float16")
+    found = _profiled(plan, [path for pair in paths.values() for path in pair])
+    rows = iter(found["files"])
+    times = {precision: Times(*_pairs([next(rows) for _ in pair])) for precision, pair in paths.items()}
+    return times, f"{found['conditions']}, {found['machine']}, {found['runtime']}"
+
+
+def _pairs(rows: list[dict]) -> list[tuple]:
+    return [tuple(row[key] for row in rows) for key in Times._fields]
+
+
+def _profiled(plan: Plan, paths: list[pathlib.Path]) -> dict:
+    """The times of files; profile.json stores them, and is written again for other files or another priority."""
     place = plan.workdir / "profile.json"
-    if not place.is_file():
-        files.write_text(place, json.dumps(profile.profile(paths, runs=ROUNDS, say=command.say), indent=1) + "\n")
-    found = files.read_json(place, "files", "conditions", "machine", "runtime")
-    times, sizes = ([row[key] for row in found["files"]] for key in ("milliseconds", "bytes"))
-    return tuple(times), tuple(sizes), f"{found['conditions']}, {found['machine']}, {found['runtime']}"
+    wanted = ([path.name for path in paths], plan.realtime)
+    if place.is_file():
+        found = files.read_json(place, "files", "conditions", "realtime", "machine", "runtime")
+        if ([pathlib.Path(row["file"]).name for row in found["files"]], found["realtime"]) == wanted:
+            return found
+    found = profile.profile(paths, runs=ROUNDS, realtime=plan.realtime, say=command.say)
+    files.write_text(place, json.dumps(found, indent=1) + "\n")
+    return found

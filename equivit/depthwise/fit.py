@@ -22,13 +22,15 @@ from equivit import errors, logical
 from equivit.depthwise import equations, replacement
 from equivit.depthwise.equations import Equations, streamed
 from equivit.layers import taps
-from equivit.layers.depthwise import BY_HEAD, TEMPERATURES, IsotypicReplacedAttention, replace_attention
+from equivit.layers.depthwise import BY_HEAD, KINDS, TEMPERATURES, IsotypicReplacedAttention, replace_attention
 from equivit.layers.rngs import Keys
 from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 
 STARTS = (*taps.STARTS, "projection", "least_squares")
+# Starts that are fitted to the attention, by kind; the nearest one first.
+FITTED = dict.fromkeys(BY_HEAD, ("least_squares", "projection")) | {"ens_dw": ("least_squares",)}
 RIDGE = 1e-4  # of the mean of the diagonal
 SHARE = 0.9  # weight of the best head in an ensemble
 
@@ -67,7 +69,7 @@ def fit(
     Raises ValueError for an unknown start, a start that the kind or the model does not support, no images, images that
     differ in size, a batch larger than the first, or as in `replacement.replace`.
     """
-    errors.one_of("fit: start", start, (None, *STARTS))
+    check_start("fit", start, kind)
     result: Any = model
     where = {one.block: one.heads for one in replacement.entries("fit", where, kind, kernel_size, form)}
     found, rngs = {}, Keys(0) if rngs is None else rngs
@@ -76,7 +78,7 @@ def fit(
         options: dict[str, Any] = dict(kind=kind, form=form, kernel_size=kernel_size, start=drawn, rngs=rngs)
         after: Any = replacement.replace(result, {index: where[index]}, **options)
         new = after.blocks[index].attention
-        _check(new, start, refit)
+        _check_refit(new, refit)
         sums = functools.partial(_sums, result, index, batches)
         if start == "projection":
             new = _with(new, taps=_projected(new, *sums(equations.projections, new)))
@@ -89,6 +91,25 @@ def fit(
         tensors = {f"blocks.{index}.attention.{name}": t for name, t in logical.to_logical(new, nnx.Variable).items()}
         result = logical.from_logical(after, logical.to_logical(after, nnx.Variable) | tensors, nnx.Variable)
     return result, found
+
+
+def check_start(name: str, start: str | None, kind: str) -> None:
+    """Raise ValueError for a start that is unknown, or not for the kind; `name` begins the message."""
+    errors.one_of(f"{name}: kind", kind, KINDS)
+    errors.one_of(f"{name}: start", start, (None, *STARTS))
+    if start in taps.STARTS:
+        taps.check_start(name, start, kind)
+    elif start is not None and start not in FITTED.get(kind, ()):
+        reason = {"spvit": "whose outputs are not linear in its taps", "identity": "which has no taps"}
+        raise ValueError(
+            f"{name}: start={start!r} is not for kind={kind!r}, {reason.get(kind, 'which has no taps for each head')}; "
+            f"take start={best_start(kind)!r}."
+        )
+
+
+def best_start(kind: str) -> str | None:
+    """The start that leaves a kind nearest to the attention; None, the start of the form, if none can be fitted."""
+    return FITTED.get(kind, (None,))[0]
 
 
 def damage(
@@ -122,16 +143,7 @@ def damage(
 # ---- One block
 
 
-def _check(new: Any, start: str | None, refit: bool) -> None:
-    """Raise ValueError for a start or a refit that the replacement does not support."""
-    fitted = ("projection", "least_squares") if new.kind in BY_HEAD else ("least_squares",) * (new.kind == "ens_dw")
-    if start in ("projection", "least_squares") and start not in fitted:
-        reason = {"spvit": "whose outputs are not linear in its taps", "identity": "which has no taps"}.get(
-            new.kind, "which has no taps for each head"
-        )
-        raise ValueError(
-            f"fit: start={start!r} is not for kind={new.kind!r}, {reason}; take start={(*fitted, None)[0]!r}."
-        )
+def _check_refit(new: Any, refit: bool) -> None:
     if refit and (new.kind not in BY_HEAD or isinstance(new, IsotypicReplacedAttention)):
         raise ValueError("fit: refit=True is for the kinds 'dw' and 'conv' of dense blocks; take refit=False.")
 

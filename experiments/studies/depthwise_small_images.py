@@ -9,27 +9,31 @@ the decoder has transposed convolutions, in the pretraining a linear map, so tha
 
 The stages are the paper's (configs/depthwise.py).  A model with a class token is pretrained on the same data for as
 long as stage 1, which continues with patch tokens alone.  Sigma of that model is measured on 1000 training images, half
-of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch.  ROWS has the choices.
-The rows of a seed share its stage 1; differences are judged as if they did not, which is cautious.  Prints accuracy or
-mean IoU of test images, the chosen blocks, and each difference beside the paper's on COCO.
-Claim: before stage 2, the squared error of the replaced modules with taps of least squares is at most 0.6 of the error
-with Gaussian taps.
+of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch, all rows alike.  ROWS has
+the choices.  Each row is evaluated on test images before and after its stage 2; beside that is the squared error of its
+modules before it, relative to the attention's outputs.  Prints accuracy or mean IoU, the chosen blocks, and each
+difference beside the paper's on COCO.  Standard errors are over seeds; the rows of a seed share its stage 1, but
+differences are judged as if they did not, which is cautious.
+Claim: before stage 2, the squared error with taps of least squares is at most 0.6 of the error with normal taps.
 """
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from equivit.depthwise import fit, selection
+from equivit.depthwise.replacement import backbone, with_backbone
 from equivit.depthwise.training_images import TrainingImages
+from equivit.evaluation import runner
+from equivit.layers.rngs import Keys
 from equivit.models import saved
-from equivit.training import checkpoints
+from equivit.training import checkpoints, sharding
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
@@ -43,7 +47,7 @@ SHARED = ["model.width=48", "model.depth=6", "model.num_heads=3", "model.drop_pa
 SHARED += ["precision=float32", "schedule.lr=1e-3", "data.workers=0", "checkpoint.every_steps=None"]
 SHARED += several_seeds.QUIET
 CLASS_TOKEN = ["model.class_token=True", "model.pool=class"]
-LEAST = 0.6  # of the error of Gaussian taps, at most, by taps of least squares
+LEAST = 0.6  # of the error of normal taps, at most, by taps of least squares
 
 
 class Study(NamedTuple):
@@ -64,18 +68,31 @@ class Row(NamedTuple):
     stage: str = "stage2"
     blocks: str | None = "lowest"
     kind: str = "dw"
-    fitted: bool = False
+    form: str = "released"
+    start: str | None = None  # of the taps (`fit.fit`); None: that of the form
+
+
+class Figures(NamedTuple):
+    """The figure of test images before and after stage 2, and the error of the modules before; None without one."""
+
+    before: float | None
+    after: float
+    error: float | None
 
 
 ROWS = {
     "stage 1": Row("stage1", None),
     "attention": Row(blocks=None),
-    "lowest": Row(),  # Sigma
+    "lowest": Row(),  # Sigma; the released form starts with a blur
     "highest": Row(blocks="highest"),
     "random": Row(blocks="random"),  # others with each seed
+    "identity": Row(kind="identity"),  # nothing in place of attention
+    "normal": Row(start="normal"),
+    "least squares": Row(start="least_squares"),
+    "printed": Row(form="printed"),  # starts with normal taps
+    "printed least squares": Row(form="printed", start="least_squares"),
     "damage": Row(blocks="damage"),  # the least to the residual stream (`fit.damage`)
     "DSP-2S": Row(blocks="gates"),  # that gates chose in a stage 2 of their own
-    "least squares": Row(fitted=True),  # taps fitted to the attention, not Gaussian
     "one-stage": Row("one_stage"),  # the pretrained model is replaced at once
     "frozen": Row("frozen"),  # the replaced modules alone are trained
     "ens_dw": Row(kind="ens_dw"),  # heads ensembled
@@ -88,10 +105,10 @@ CELLS += ["model.patch_size=6"]
 CAMVID = ["data.source=npz:camvid.npz", "data.split=train", "data.eval_split=test", "data.void=(11,)"]
 CAMVID += ["data.image_size=(96,128)", "model.image_size=(96,128)", "model.num_classes=11", "model.patch_size=8"]
 CAMVID += ["objective.width=16", "objective.blocks=(1,2,4)"]
-FEW = ("stage 1", "attention", "lowest", "highest")
+FEW = tuple(ROWS)[: list(ROWS).index("damage")]
 STUDIES = {
     "cifar10": Study("in1k,mae_b16", CIFAR10, 2, 64, "accuracy/top1", tuple(ROWS)),
-    "blood_cells": Study("in1k,mae_b16", CELLS, 3, 64, "accuracy/top1", (*FEW, "random")),
+    "blood_cells": Study("in1k,mae_b16", CELLS, 3, 64, "accuracy/top1", FEW),
     "camvid": Study("coco,mae_b16", CAMVID, 10, 8, "segmentation/miou", FEW, ["objective.decoder=linear"]),
 }
 # Pairs of rows, and by how many points the paper has the first above the second: ViT-L, 12 of 24 blocks, mean IoU on
@@ -102,12 +119,18 @@ PAIRS = {
     ("attention", "lowest"): None,
     ("lowest", "highest"): 4.49,
     ("lowest", "random"): None,
+    ("random", "highest"): None,
+    ("lowest", "identity"): None,
+    ("lowest", "normal"): None,
+    ("least squares", "lowest"): None,
+    ("lowest", "printed"): None,
+    ("normal", "printed"): None,
+    ("least squares", "printed least squares"): None,
     ("lowest", "damage"): None,
     ("lowest", "DSP-2S"): 1.95,
     ("lowest", "one-stage"): 0.32,
     ("lowest", "frozen"): 0.83,
     ("lowest", "ens_dw"): 2.03,
-    ("least squares", "lowest"): None,
 }
 
 
@@ -116,15 +139,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     study = STUDIES[options.data]
     seeds = [Runs(study, options, seed) for seed in options.seeds]
     found = [{row: runs.row(row) for row in options.rows} for runs in seeds]
-    rows = {row: [one[row] for one in found] for row in options.rows}
-    gains, chosen, claims = gains_of(rows), {f"seed {runs.seed}": runs.choices() for runs in seeds}, []
-    if "least squares" in rows:
-        worst = max(runs.error() for runs in seeds)
-        text = "squared error before stage 2, least squares over Gaussian taps"
+    after, before, errors = (by_row(found, field) for field in ("after", "before", "error"))
+    gains, chosen, claims = gains_of(after), {f"seed {runs.seed}": runs.choices() for runs in seeds}, []
+    gains_before = gains_of(before)
+    if {"least squares", "normal"} <= errors.keys():
+        worst = max(a / b for a, b in zip(errors["least squares"], errors["normal"], strict=True))
+        text = "squared error before stage 2, taps of least squares over normal ones"
         claims.append(Claim(text, worst, at_most=LEAST, judged=len(seeds) > 1))
-    show(study, rows, gains, chosen)
+    show(study, {row: dict(before=before.get(row, []), after=after[row], error=errors.get(row)) for row in after})
+    tell(chosen, {"before stage 2": gains_before, "after": gains})
     settings = dict(epochs=options.epochs, shared=[*SHARED, *study.keys, *options.override], figure=study.figure)
-    return findings.finish(options, dict(rows=rows, gains=gains, chosen=chosen, **settings), claims)
+    figures = dict(rows=after, before=before, errors=errors, gains=gains, gains_before=gains_before)
+    return findings.finish(options, dict(**figures, chosen=chosen, **settings), claims)
+
+
+def by_row(found: Sequence[Mapping[str, Figures]], field: str) -> dict[str, list[float]]:
+    """A field of all seeds by row, for the rows that have it."""
+    values = {row: [getattr(one[row], field) for one in found] for row in found[0]}
+    return {row: numbers for row, numbers in values.items() if None not in numbers}
 
 
 def _options(arguments) -> argparse.Namespace:
@@ -154,18 +186,32 @@ class Runs:
         """The directory of the runs."""
         return self.options.workdir / f"seed_{self.seed}"
 
-    def row(self, name: str) -> float:
+    def row(self, name: str) -> Figures:
+        """Train a row, unless it has ended."""
         row, keys = ROWS[name], {}
         if row.blocks is not None:
-            keys = {"model.replaced": tuple((block, row.kind) for block in self.blocks(row.blocks))}
-        if row.fitted:
-            init = self.start()
-        elif row.stage in ("stage1", "one_stage"):  # from the model with a class token
+            entries = ((block, row.kind, 3, None, row.form) for block in self.blocks(row.blocks))
+            keys = {"model.replaced": tuple(entries)}
+        if row.stage in ("stage1", "one_stage"):  # from the model with a class token
             self.trained("pretraining", "stage1", [*CLASS_TOKEN, *self.study.pretraining])
-            init = self.place / "pretraining"
-        else:
-            init = self.stage1()
-        return self.trained(name, row.stage, **keys, init=init)
+            return Figures(None, self.trained(name, row.stage, **keys, init=self.place / "pretraining"), None)
+        init, before = self.stage1(), dict(before=self.row("stage 1").after, error=None)
+        if row.blocks is not None:
+            init = self.place / "starts" / _slug(name)
+            before = findings.cached(init.with_name(f"{init.name}.json"), lambda: self.started(row, init))
+        return Figures(before["before"], self.trained(name, row.stage, **keys, init=init), before["error"])
+
+    def started(self, row: Row, place: pathlib.Path) -> dict[str, float]:
+        """Save stage 1's model with a row's blocks replaced; its figure, and the mean error of the modules."""
+        run, (vit, batches) = checkpoints.load_run(self.stage1()), self.measured(self.stage1())
+        how = dict(kind=row.kind, form=row.form, start=row.start, rngs=Keys(self.seed))
+        vit, errors = fit.fit(vit, dict.fromkeys(self.blocks(row.blocks or "")), batches, **how)
+        model = with_backbone(run.model, vit)
+        saved.save(place, model)
+        protocol = self.study.figure.partition("/")[0]
+        with jax.set_mesh(sharding.create_mesh(run.config.mesh)):
+            scores = runner.scalars(runner.evaluate(model, run.config, protocol))
+        return dict(before=scores[self.study.figure], error=statistics.fmean(errors.values()))
 
     def stage1(self) -> pathlib.Path:
         """The run directory of stage 1."""
@@ -174,7 +220,7 @@ class Runs:
 
     def trained(self, name: str, stage: str, texts: Sequence[str] = (), **keys: Any) -> float:
         texts = [*texts, *(f"{key}={value}" for key, value in keys.items())]
-        found = several_seeds.trained(self.config(stage, texts), self.place / name.replace(" ", "_"))
+        found = several_seeds.trained(self.config(stage, texts), self.place / _slug(name))
         return found[f"eval/{self.study.figure}"]
 
     def config(self, stage: str, texts: Sequence[str]) -> Any:
@@ -194,12 +240,10 @@ class Runs:
         """The half of the blocks that a choice replaces."""
         if choice == "gates":
             number = len(self.scores("sigma")) // 2
-            keys = [
-                f"objective.gates={number}",
-                "objective.cooling=None",
-            ]  # the run is shorter than the recipe's cooling
+            # The run is shorter than the recipe's cooling.
+            keys = [f"objective.gates={number}", "objective.cooling=None"]
             self.trained("gates", "gated", keys, init=self.stage1())
-            chosen = _vit(checkpoints.load_run(self.place / "gates").model).config.replaced
+            chosen = backbone(checkpoints.load_run(self.place / "gates").model).config.replaced
             return tuple(one.block for one in chosen)
         scores = self.scores("damage" if choice == "damage" else "sigma")
         order = choice if choice in selection.ORDERS else "lowest"
@@ -226,28 +270,14 @@ class Runs:
     def measured(self, stage1: pathlib.Path) -> tuple[Any, TrainingImages]:
         """The model of stage 1 and the images that it is measured on."""
         run = checkpoints.load_run(stage1)
-        return _vit(run.model), TrainingImages(run.config.data, self.options.images, batch_size=BATCH, seed=self.seed)
-
-    def start(self) -> pathlib.Path:
-        """A saved model: stage 1 with taps of least squares; beside it the errors of both kinds of taps."""
-        place = self.place / "start"
-        if not (place / "errors.json").is_file():
-            where, (model, batches) = dict.fromkeys(self.blocks("lowest")), self.measured(self.stage1())
-            _, gaussian = fit.fit(model, where, batches, start="normal")
-            model, errors = fit.fit(model, where, batches, start="least_squares")
-            saved.save(place, model)
-            means = dict(least_squares=statistics.fmean(errors.values()), gaussian=statistics.fmean(gaussian.values()))
-            (place / "errors.json").write_text(json.dumps(means))
-        return place
-
-    def error(self) -> float:
-        """Squared errors of replaced modules before stage 2, with taps of least squares over those with Gaussian."""
-        errors = findings.read_json(self.start() / "errors.json")
-        return errors["least_squares"] / errors["gaussian"]
+        return backbone(run.model), TrainingImages(
+            run.config.data, self.options.images, batch_size=BATCH, seed=self.seed
+        )
 
 
-def _vit(model: Any) -> Any:
-    return getattr(model, "backbone", model)
+def _slug(name: str) -> str:
+    """The name of a row as that of a directory."""
+    return name.replace(" ", "_")
 
 
 # ---- What came of it
@@ -269,13 +299,20 @@ def order(gap: float, error: float | None, paper: float) -> str:
     return f"in the paper {paper:+.2f}: {'the same' if gap * paper > 0 else 'another'} order"
 
 
-def show(study: Study, rows: Mapping, gains: Mapping, chosen: Mapping) -> None:
-    """Print the rows, the blocks of every seed, and the differences."""
-    shown = {name: {"figure": values} for name, values in rows.items()}
-    several_seeds.show(shown, {"figure": f"{study.figure}, %"}, {})
+def show(study: Study, rows: Mapping[str, Mapping]) -> None:
+    """Print the rows: the figures before and after stage 2, and the mean error before it."""
+    shown = {name: {**row, "error": row["error"] and statistics.fmean(row["error"])} for name, row in rows.items()}
+    columns = dict(before="before stage 2", after=f"{study.figure}, %")
+    several_seeds.show(shown, columns, {}, more=dict(error="squared error before"))
+
+
+def tell(chosen: Mapping[str, Mapping], gains: Mapping[str, Mapping[str, Mapping]]) -> None:
+    """Print the blocks of every seed, and the differences before and after stage 2."""
     for seed, choices in chosen.items():
         blocks = {choice: values for choice, values in choices.items() if not choice.endswith("of all")}
         print(f"{seed}:", ", ".join(f"{choice} {values}" for choice, values in blocks.items()))
-    for name, gain in gains.items():
-        gap, error, paper = gain["gap"], gain["standard_error"], gain["paper"]
-        print(f"{name}: {several_seeds.verdict(gap, error)}" + (f"; {order(gap, error, paper)}" if paper else ""))
+    for when, differences in gains.items():
+        for name, gain in differences.items():
+            gap, error, paper = gain["gap"], gain["standard_error"], gain["paper"]
+            more = f"; {order(gap, error, paper)}" if paper and when == "after" else ""
+            print(f"{when}: {name}: {several_seeds.verdict(gap, error)}{more}")

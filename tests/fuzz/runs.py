@@ -98,7 +98,8 @@ RESULT = json.dumps(
         recipe=sweep_config.recipe(SWEEP),
     )
 )
-ARGUMENTS = dict(num_heads=None, image_size=None, mlp=None, blocks=2, images=64, fit_only=True)
+ARGUMENTS = dict(num_heads=None, image_size=None, mlp=None, blocks=2, heads=None, images=64, fit_only=True)
+ARGUMENTS |= dict(kind="dw", form="released", order="lowest", start=None)
 
 
 def read_claim(folder: pathlib.Path) -> Any:

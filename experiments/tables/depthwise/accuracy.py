@@ -35,7 +35,7 @@ from equivit.training import config as configs
 from experiments import findings, machine
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
-from experiments.tables.depthwise import onnx_calls
+from experiments.tables.depthwise import calls
 from experiments.tables.finished_runs import Run
 
 CLASSES = {81: "coco", 150: "ade20k", 1000: "in1k"}
@@ -225,12 +225,13 @@ def departures(cell: Cell, run: Run) -> list[str]:
 
 
 def speeds(files: Sequence[pathlib.Path]) -> dict[tuple, tuple[float, float]]:
-    """Milliseconds and the share saved, in %, by (model, kind, blocks), of images of 336 px."""
-    kinds, found = {name: kind or "-" for kind, name in onnx_calls.NAMES.items()}, {}
+    """Milliseconds on a CPU and the share saved, in %, by (backbone, kind, blocks), of images of 336 px."""
+    kinds, found = {name: kind or "-" for kind, name in calls.NAMES.items()}, {}
     for measured in (entry for path in files for entry in _read("--speed", path, "speed.py")):
-        if measured["pixels"] == 336:
-            for line in measured.get("backbones", ()):
-                found[measured["model"], kinds[line["kind"]], line["blocks"]] = line["ms"], line["saved"]
+        if measured["pixels"] == 336 and "onnxruntime" in measured:
+            for row in measured["rows"]:
+                if row["part"] in ("table_2", "table_4") and row["ms"] is not None:
+                    found[row["subject"], kinds[row["name"]], row["number"]] = row["ms"], row["saved"]
     return found
 
 
@@ -260,7 +261,7 @@ def table(wanted: Sequence[Entry], found: dict, others: dict, times: dict) -> li
         if cell != attention:
             row |= dict(gap=ours.mean - before.mean if ours and before else None, gap_paper=theirs - base.figure)
         if ms is not None:
-            time, saved = times.get((depthwise.BACKBONES[cell.backbone]["name"], cell.kind, cell.number), (None, None))
+            time, saved = times.get((cell.backbone, cell.kind, cell.number), (None, None))
             saved_paper = 100 * (1 - ms / base.ms)
             if cell == attention:
                 saved = saved_paper = None
@@ -272,7 +273,7 @@ def table(wanted: Sequence[Entry], found: dict, others: dict, times: dict) -> li
 
 
 def label(cell: Cell) -> str:
-    name = onnx_calls.NAMES[None if cell.kind == "-" else cell.kind]
+    name = calls.NAMES[None if cell.kind == "-" else cell.kind]
     return f"{cell.task} {cell.backbone} {name}{f' {cell.number}' if cell.number else ''}{WAYS[cell.way][1]}"
 
 

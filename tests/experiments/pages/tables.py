@@ -1,9 +1,13 @@
 """Figures of experiments/tables/README.md."""
 
-from experiments.tables.depthwise.onnx_calls import NAMES as KINDS
+import argparse
+import json
+
+from experiments.tables.depthwise import speed
+from experiments.tables.depthwise.calls import NAMES as KINDS
 from experiments.tables.jumbo import paper_numbers, timeseries
 from experiments.tables.octic.complexity import PAPER
-from tests.experiments.pages.figures import CONV, Page, entry, hundreds, percent, times
+from tests.experiments.pages.figures import CONV, ROOT, Page, entry, hundreds, percent, times
 
 PAGE = Page("tables")
 
@@ -93,12 +97,19 @@ def jumbo_speed_gpu():
         yield [JUMBO[words] + note, hundreds(row["speed"]), hundreds(row["paper_speed"]), *ratio]
 
 
+def replaced(key: str, *parts: str) -> dict[tuple, dict]:
+    """The rows of parts of speed.json, by all that makes a cell; none of an entry that there is not."""
+    found = json.loads((ROOT / "experiments/tables/depthwise/speed.json").read_text()).get(key, dict(rows=[]))
+    return {speed.cell_of(row): row for row in found["rows"] if row["part"] in parts and row["ms"] is not None}
+
+
 @PAGE.table("module | float32 | paper | float16 | paper")
-def fp16():
-    found = {(row["module"], row["dtype"]): row for row in entry("tables/depthwise/fp16")["rows"]}
+def half_modules():
+    found = replaced("h100_printed", "table_a4")
     for name in ("MhSA", "DW", "Ens+DW"):
-        pairs = [(found[name, dtype]["ms"], found[name, dtype]["paper"]) for dtype in ("float32", "float16")]
-        yield [name, *(cell for ours, paper in pairs for cell in (f"{ours:.3f}", f"{paper}"))]
+        cell = speed.Cell("table_a4", "576 tokens, 16 heads", name, int(name != "MhSA"))
+        rows = [found[cell._replace(precision=precision)] for precision in ("float32", "float16")]
+        yield [name, *(cell for row in rows for cell in (f"{row['ms']:.3f}", f"{row['paper']}"))]
 
 
 @PAGE.table(
@@ -106,15 +117,45 @@ def fp16():
     "| ratio | paper",
 )
 def onnx_modules():
-    found = entry("tables/depthwise/speed")
-    rows = {(r["tokens"], r["heads"], r["kind"]): r for part in ("modules", "small_modules") for r in found[part]}
+    found = {cell[1:4]: row for cell, row in replaced("main", "table_1", "table_a3").items()}
     for kind, name in KINDS.items():
         cells = []
-        for size in ((576, 16), (256, 16), (256, 12)):
-            row = rows.get((*size, kind))
-            ratios = [f"{row[key]:.2f}" if kind else "1" for key in ("ratio", "theirs")] if row else ["", ""]
+        for subject in ("576 tokens, 16 heads", "256 tokens, 16 heads", "256 tokens, 12 heads"):
+            row = found.get((subject, name, int(kind is not None)))
+            ratios = [f"{row[key]:.2f}" if kind else "1" for key in ("ratio", "paper_ratio")] if row else ["", ""]
             cells += [f"{row['ms']:.1f}" if row else "", *ratios]
         yield [name, *cells]
+
+
+@PAGE.table("ONNX Runtime | blocks | ms | saved, % | paper, ms | saved, %")
+def onnx_backbones():
+    """Rows are those that the script measures; cells stay empty until it has."""
+    found = replaced("main", "table_2", "table_4")
+    cells = speed.variants(argparse.Namespace(only=["table_2", "table_4"], runtime="onnx"))
+    for cell, variant in cells.items():
+        row, name = found.get(cell), f"{cell.name} {cell.number}" if cell.number else cell.name
+        ours = [f"{row['ms']:,.0f}", f"{row['saved']:.1f}" * bool(cell.number)] if row else ["", ""]
+        saved = 100 * (1 - variant.paper / cells[attention(cell)].paper)
+        yield [cell.subject, name, *ours, f"{variant.paper}", f"{saved:.1f}" if cell.number else ""]
+
+
+@PAGE.table("JAX on a GPU | blocks | float32 | TF32 | bfloat16 | float32, 32 images | TF32 | bfloat16 | paper, saved")
+def gpu_times():
+    """Milliseconds, and in brackets the percentage saved."""
+    found = replaced("jax", "table_1", "table_2", "table_4")
+    variants = speed.variants(argparse.Namespace(only=["table_1", "table_2", "table_4"], runtime="jax"))
+    conditions = speed.conditions_of("table_2", "jax")
+    for cell in (cell for cell in variants if cell[4:] == conditions[0]):
+        rows = [found.get(cell._replace(precision=precision, batch=batch)) for precision, batch in conditions]
+        ours = [f"{row['ms']:.3g}" + f" ({row['saved']:.0f} %)" * bool(cell.number) if row else "" for row in rows]
+        saved = 100 * (1 - variants[cell].paper / variants[attention(cell)].paper)
+        blocks = f" {cell.number}" if cell.number and cell.part != "table_1" else ""
+        yield [cell.subject, cell.name + blocks, *ours, f"{saved:.0f} %" if cell.number else ""]
+
+
+def attention(cell: speed.Cell) -> speed.Cell:
+    """The cell that a cell is compared with."""
+    return cell._replace(name=KINDS[None], number=0)
 
 
 @PAGE.table("set | plain, best | registers | Jumbo | plain, mean | registers | Jumbo")
@@ -167,6 +208,5 @@ def sentences():
         ratios = [speeds[size, pixels] / speeds[f"{size},registers", pixels] for size in sizes]
         words = " of the throughput of 16 registers" if pixels == 224 else ""
         yield f"{min(ratios):.2f} to {max(ratios):.2f}{words} at {pixels} px"
-    saved = [row["saved"] for row in entry("tables/depthwise/speed")["backbones"][1:]]
-    yield f"6 of 24 blocks DW save {saved[0]:.1f} % of the time, 12 blocks {saved[1]:.1f} % (paper 17.2 %), "
-    yield f"10 blocks Ens+DW {saved[2]:.1f} % (paper 18.8 %)"
+    saved = replaced("main", "table_2")[speed.Cell("table_2", "dinov2_l14", "DW", 6)]["saved"]
+    yield f"6 of 24 blocks DW, without a row in the paper, save {saved:.1f} % of the time"

@@ -31,14 +31,17 @@ def trained(monkeypatch):
         figure = 0.5 + 0.01 * config.seed - 0.1 * (place.name == "highest")
         return {f"eval/{name}": figure for name in ("accuracy/top1", "segmentation/miou")}
 
-    def fit(model, where, batches, start):
-        return attending.model(**attending.SMALL), dict.fromkeys(where, dict(normal=1.0, least_squares=0.5)[start])
+    def fit(model, where, batches, *, kind, form, start, rngs):
+        return vit, dict.fromkeys(where, 0.5 if start == "least_squares" else 1.0)
 
+    vit = attending.model(**attending.SMALL)
     config = SimpleNamespace(replaced=tuple(Replaced(block) for block in GATES))
-    run = SimpleNamespace(model=SimpleNamespace(config=config), config=SimpleNamespace(data=None))
+    run = SimpleNamespace(model=SimpleNamespace(config=config), config=SimpleNamespace(data=None, mesh=get_base().mesh))
     monkeypatch.setattr(several_seeds, "trained", made)
     monkeypatch.setattr(script.checkpoints, "load_run", lambda place: run)
     monkeypatch.setattr(script.fit, "fit", fit)
+    monkeypatch.setattr(script.runner, "evaluate", lambda model, config, name: name)
+    monkeypatch.setattr(script.runner, "scalars", lambda name: {"accuracy/top1": 0.25, "segmentation/miou": 0.25})
     return configurations
 
 
@@ -52,52 +55,75 @@ def run(data, tmp_path, *arguments):
 def test_every_row_is_a_run_of_its_own(tmp_path, trained, capsys):
     status, written = run("cifar10", tmp_path, "--seeds=0,1", "--source=npz:cifar10.npz")
     assert status == 0 and list(written["rows"]) == list(script.ROWS)
-    assert len(trained) == 2 * 13
+    assert len(trained) == 2 * (len(script.ROWS) + 2)
     runs = tmp_path / "runs/cifar10/seed_1"
     random = written["chosen"]["seed 1"]["random"]
     lowest, stage1 = (0, 1, 3), str(runs / "stage_1")
-    expected = {  # what is replaced, where it begins, its share of the length
-        "pretraining": ((), None, 1),
+    expected = {  # what is replaced, where it begins (None: in a start of its own), its share of the length
+        "pretraining": ((), "None", 1),
         "stage_1": ((), str(runs / "pretraining"), 1),
         "attention": ((), stage1, 2),
-        "lowest": (lowest, stage1, 2),
-        "highest": ((2, 4, 5), stage1, 2),
-        "random": (tuple(random), stage1, 2),
-        "damage": ((0, 1, 2), stage1, 2),
+        "lowest": (lowest, None, 2),
+        "highest": ((2, 4, 5), None, 2),
+        "random": (tuple(random), None, 2),
+        "identity": (lowest, None, 2),
+        "normal": (lowest, None, 2),
+        "least_squares": (lowest, None, 2),
+        "printed": (lowest, None, 2),
+        "printed_least_squares": (lowest, None, 2),
+        "damage": ((0, 1, 2), None, 2),
         "gates": ((), stage1, 2),
-        "DSP-2S": (GATES, stage1, 2),
-        "least_squares": (lowest, str(runs / "start"), 2),
+        "DSP-2S": (GATES, None, 2),
         "one-stage": (lowest, str(runs / "pretraining"), 1),
-        "frozen": (lowest, stage1, 2),
-        "ens_dw": (lowest, stage1, 2),
+        "frozen": (lowest, None, 2),
+        "ens_dw": (lowest, None, 2),
     }
+    assert {f"seed_1/{name}" for name in expected} == {name for name in trained if name.startswith("seed_1")}
     epochs, batch = script.STUDIES["cifar10"].epochs, script.STUDIES["cifar10"].batch_size
     for name, (blocks, init, parts) in expected.items():
-        config, kind = trained[f"seed_1/{name}"], "ens_dw" if name == "ens_dw" else "dw"
-        assert config.model.replaced == tuple((block, kind) for block in blocks) and config.init == init, name
+        config, kind = trained[f"seed_1/{name}"], name if name in ("ens_dw", "identity") else "dw"
+        form = "printed" if name.startswith("printed") else "released"
+        assert config.model.replaced == tuple((block, kind, 3, None, form) for block in blocks), name
+        assert str(config.init) == (init or str(runs / "starts" / name)), name
         assert (config.epochs, config.batch_size) == (epochs / parts, batch // parts), name
         assert bool(config.optimizer.freeze) == (name == "frozen") and config.seed == 1
         assert config.model.class_token == (name == "pretraining")
+    assert written["before"]["lowest"] == [0.25, 0.25] and written["before"]["attention"] == [0.5, 0.51]
+    assert "stage 1" not in written["before"] and written["errors"]["normal"] == [1.0, 1.0]
+    assert list(written["rows"]["lowest"]) == [0.5, 0.51]
     gates = trained["seed_0/gates"].objective
     assert (gates.name, gates.gates) == ("gated_supervised", 3)
     said = capsys.readouterr().out
-    assert "lowest - highest: +10.00 points, standard error 0.71: resolved; in the paper +4.49: the same order" in said
-    assert "holds      squared error before stage 2, least squares over Gaussian taps: 0.5" in said
+    assert (
+        "after: lowest - highest: +10.00 points, standard error 0.71: resolved; in the paper +4.49: the same order"
+        in said
+    )
+    assert "holds      squared error before stage 2, taps of least squares over normal ones: 0.5" in said
+    assert "before stage 2: lowest - highest: +0.00 points" in said
 
 
 def test_a_start_that_is_no_nearer_fails(tmp_path, trained, monkeypatch):
-    model = attending.model(**attending.SMALL)
+    model, rows = attending.model(**attending.SMALL), "--rows=least squares,normal"
     monkeypatch.setattr(script.fit, "fit", lambda _, where, *given, **keys: (model, dict.fromkeys(where, 0.5)))
-    assert run("cifar10", tmp_path, "--seeds=0,1", "--rows=least squares")[0] == 1
-    assert run("cifar10", tmp_path, "--seeds=0", "--rows=least squares")[0] == 0  # one seed judges nothing
+    assert run("cifar10", tmp_path, "--seeds=0,1", rows)[0] == 1
+    assert run("cifar10", tmp_path, "--seeds=0", rows)[0] == 0  # one seed judges nothing
     assert run("cifar10", tmp_path, "--seeds=0,1", "--rows=lowest")[0] == 0
+
+
+def test_a_start_is_made_once(tmp_path, trained, monkeypatch):
+    run("blood_cells", tmp_path, "--seeds=0", "--rows=lowest")
+    monkeypatch.setattr(script.fit, "fit", lambda *_, **__: pytest.fail("made already"))
+    assert run("blood_cells", tmp_path, "--seeds=0", "--rows=lowest")[0] == 0
+    with pytest.raises(pytest.fail.Exception):
+        run("blood_cells", tmp_path, "--seeds=0", "--rows=normal")
 
 
 @pytest.mark.parametrize("data", ["blood_cells", "camvid"])
 def test_other_sets(data, tmp_path, trained):
     """Models that the data fit; on CamVid stage 1 has another decoder than the pretraining."""
     status, written = run(data, tmp_path, "--seeds=0", "--source=npz:images.npz")
-    assert status == 0 and list(written["rows"]) == list(script.STUDIES[data].rows) and written["claims"] == []
+    assert status == 0 and list(written["rows"]) == list(script.STUDIES[data].rows)
+    assert [claim["holds"] for claim in written["claims"]] == [None]  # of one seed
     assert len(trained) == len(script.STUDIES[data].rows) + 1
     for name, config in trained.items():
         with config.unlocked():

@@ -75,9 +75,12 @@ def test_ours_stand_beside_the_papers_and_the_rest_is_empty(tmp_path, capsys):
     for seed, figure in enumerate((65.0, 65.4)):
         make(tmp_path / f"stage1/{seed}", ATTENTION, figure, f"seed={seed}")
     make(tmp_path / "dw", DW, 65.3)
-    times = [dict(kind="MhSA", blocks=0, ms=400.0, saved=0.0), dict(kind="DW", blocks=12, ms=300.0, saved=25.0)]
-    measured = dict(model="dinov2_vit_l14", pixels=336, backbones=times)
-    (tmp_path / "speed.json").write_text(json.dumps(dict(main=measured)))
+    place = dict(part="table_2", subject="dinov2_l14")
+    times = [dict(name="MhSA", number=0, ms=400.0, saved=0.0), dict(name="DW", number=12, ms=300.0, saved=25.0)]
+    times.append(dict(name="Conv_all", number=12, ms=None, saved=None))
+    measured = dict(onnxruntime="1.32.0", pixels=336, rows=[place | row for row in times])
+    gpu = dict(pixels=336, rows=[place | dict(name="DW", number=12, ms=1.0, saved=99.0)])  # never beside those
+    (tmp_path / "speed.json").write_text(json.dumps(dict(main=measured, jax=gpu)))
     status, rows = run(tmp_path, "--tables=2,5", f"--speed={tmp_path / 'speed.json'}", "--missing")
     assert status == 0 and [(row["table"], row["kind"]) for row in rows] == [("2", "-"), ("2", "dw"), ("5", "dw")]
     assert rows[0]["spread"] == pytest.approx(0.08**0.5)

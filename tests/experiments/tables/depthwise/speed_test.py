@@ -1,13 +1,15 @@
-"""The scripts about the speed of replaced attention, each from end to end on something tiny."""
+"""The script about the speed of replaced attention, from end to end on something tiny, and its cells."""
 
-import functools
 import importlib.util
 import json
 import os
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from experiments.tables.depthwise import fp16, onnx_calls, speed, speed_number
+from experiments.tables.depthwise import calls, speed
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")),
@@ -19,54 +21,97 @@ TINY = dict(width=32, num_heads=16, depth=2, patch_size=14)
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Backbones of two blocks; nobody takes real-time priority, at which nothing else would run."""
-    real = onnx_calls.backbone_call
-    call = lambda *args, **options: real(*args, **TINY | {**options, "depth": 2})  # noqa: E731
-    monkeypatch.setattr(onnx_calls, "backbone_call", call)
+    """Small modules, and backbones of two blocks; nobody takes real-time priority, at which nothing else would run."""
+    of_module, of_backbone = calls.of_module, calls.of_backbone
+
+    def backbone(name, size, replaced=(), *, onnx, **fields):
+        return of_backbone("dinov2_vit_l14", (28, 28), tuple(one for one in replaced if one[0] < 2), onnx=onnx, **TINY)
+
+    monkeypatch.setattr(calls, "of_module", lambda grid, width, heads, kind, **o: of_module((2, 3), 32, 2, kind, **o))
+    monkeypatch.setattr(calls, "of_backbone", backbone)
     monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("real-time priority"))
 
 
-@needs_onnx
-def test_modules_and_backbones(tiny, tmp_path, monkeypatch):
-    small = functools.partial(speed._modules, grid=(2, 3), heads=2)
-    monkeypatch.setattr(speed, "modules", lambda options: small(options, paper={None: (3.2,), "dw": (1.0,)}))
-    monkeypatch.setattr(speed, "small_modules", lambda options: small(options, paper={None: (2.0, 8.0)}))
-    monkeypatch.setattr(speed, "TABLE_2", {(None, 0): (161.4, None), ("dw", 1): (133.6, 0.16)})
+def run(tmp_path, *arguments):
     output = tmp_path / "speed.json"
-    speed.main([*ONCE, "--pixels=28", "--backbone_runs=1", f"--output={output}"])
-    found = json.loads(output.read_text())["main"]
-    attention, dw = found["modules"]
-    assert dw["ratio"] == pytest.approx(dw["ms"] / attention["ms"]) and dw["theirs"] == 1 / 3.2
-    assert found["small_modules"][0]["desktop"] == 8.0 and not found["failed"]
-    before, after = found["backbones"]
-    assert after["saved"] == pytest.approx(100 * (1 - after["ms"] / before["ms"]))
-    assert after["theirs"] == pytest.approx(17.2, abs=0.05)  # the paper's own percentage
-    assert [claim["at_most"] for claim in found["claims"]] == [0.35, 0.05, None]
+    speed.main([*ONCE, f"--output={output}", *arguments])
+    return json.loads(output.read_text())
 
 
 @needs_onnx
-def test_number_of_blocks(tiny, tmp_path):
-    output = tmp_path / "number.json"
-    speed_number.main([*ONCE, "--pixels=28", "--depth=2", f"--output={output}"])
-    rows = json.loads(output.read_text())["main"]["rows"]
-    assert [(row["way"], row["blocks"], row["heads"]) for row in rows] == [
-        ("none", 0, 0),
-        ("DW, blockwise", 12, 192),
-        ("Ens+DW, blockwise", 12, 192),
-        ("DW, scattered", 12, 192),
+def test_each_row_is_beside_attention_and_the_paper(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(speed.MODULES, ("table_1", (576, 16)), {None: 3.2, "dw": 1.26})
+    monkeypatch.setattr(speed, "STACK", 2)
+    found = run(tmp_path, "--only=table_1,figures")["main"]
+    attention, dw, stack, *numbers = found["rows"]
+    assert (attention["name"], attention["ratio"], dw["name"]) == ("MhSA", 1, "DW") and not found["failed"]
+    assert dw["saved"] == pytest.approx(100 * (1 - dw["ratio"])) and dw["paper_ratio"] == 1.26 / 3.2
+    assert found["form"] == "released" and "onnxruntime" in found
+    assert (stack["name"], stack["number"]) == ("MhSA", 0)
+    assert [(row["name"], row["number"]) for row in numbers] == [
+        ("DW, blockwise", 12),
+        ("Ens+DW, blockwise", 12),
+        ("DW, scattered", 12),
     ]
-    assert output.with_suffix(".png").is_file()
+    assert (tmp_path / "speed.png").is_file()
+    assert [claim["at_most"] for claim in found["claims"]] == [0.35, None, None]
+    monkeypatch.setattr(speed, "opened", lambda *_: pytest.fail("measured already"))
+    assert run(tmp_path, "--only=table_1,figures", "--resume")["main"]["rows"] == found["rows"]
+
+
+def test_cells_of_a_gpu_stay_empty_on_a_cpu(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(speed, "opened", lambda *_: pytest.fail("a CPU in a table of GPUs"))
+    assert speed.main(["--runtime=jax", f"--output={tmp_path / 'speed.json'}"]) == 0
+    assert "Nothing was measured" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_a_gpu_is_measured_at_every_precision_and_batch(tiny, tmp_path, monkeypatch):
+    """By a stand-in for a GPU; only some cells, and the others in a later run."""
+    monkeypatch.setattr(speed.machine, "on_gpu", lambda: True)
+    monkeypatch.setitem(speed.MODULES, ("table_1", (576, 16)), {None: 3.2, "ens_dw": 0.215})
+    found = run(tmp_path, "--runtime=jax", "--only=table_1", "--repeats=2")["jax"]["rows"]
+    assert {(row["precision"], row["batch"]) for row in found} == {
+        (precision, batch) for precision in ("float32", "tf32", "bfloat16") for batch in (1, 32)
+    }
+    assert len(found) == 12 and all(row["ms"] > 0 for row in found)
+    both = run(tmp_path, "--runtime=jax", "--only=table_1,table_a4", "--repeats=2", "--resume")["jax"]["rows"]
+    assert both[:12] == found
+    assert [(row["precision"], row["paper"]) for row in both[12:]] == [
+        ("float32", 3.2),
+        ("float32", 0.215),
+        ("float16", 1.14),
+        ("float16", 0.271),
+    ]
+
+
+@pytest.mark.parametrize("kind", [None, "conv", "spvit"])
+def test_both_runtimes_time_the_same_function(kind):
+    """A loop applies it to its own output; a backbone is called again with images that depend on its output."""
+    forms = [calls.of_module((2, 3), 32, 2, kind, onnx=onnx) for onnx in (True, False)]
+    x = jax.random.normal(jax.random.key(0), (1, 6, 32))
+    onnx, in_jax = (form.function(form.module, x) for form in forms)
+    np.testing.assert_allclose(onnx, in_jax, atol=1e-6)
+    twice = forms[1].function(forms[1].module, in_jax)
+    np.testing.assert_allclose(calls.in_jax(forms[1], "float32", 1, 2)(), twice, atol=1e-5)
+    replaced = ((1, kind),) if kind else ()
+    both = [calls.of_backbone("dinov2_vit_l14", (28, 42), replaced, onnx=onnx, **TINY) for onnx in (True, False)]
+    images = jnp.ones((1, 28, 42, 3))
+    np.testing.assert_allclose(*(each.function(each.module, images) for each in both), atol=1e-5)
+    assert calls.in_jax(both[1], "bfloat16", 2, 2)().dtype == "bfloat16"
+
+
+def test_all_rows_of_the_paper_have_a_cell():
+    options = type("Options", (), dict(only=list(speed.PARTS), runtime="onnx"))
+    cells = speed.variants(options)
+    number = {part: sum(cell.part == part for cell in cells) for part in speed.PARTS}
+    assert number == dict(table_1=5, table_a3=6, table_a4=0, table_2=10, table_4=8, figures=13)
+    assert all(cell.part == "figures" or variant.paper for cell, variant in cells.items())
+    assert cells["table_4", "clip_l14", "DW", 12, "float32", 1].paper == 128.38
+    options.runtime = "jax"
+    assert len(speed.variants(options)) == 6 * (5 + 6 + 10 + 8 + 13) + 2 * 3
 
 
 def test_every_way_replaces_as_many_heads():
-    for (way, number), replaced in speed_number.variants(6).items():
+    for (way, number), replaced in speed.ways(6).items():
         heads = sum(len(one[3]) if len(one) > 3 else 16 for one in replaced)
         assert heads == pytest.approx(16 * number, abs=3), way  # heads are whole
-
-
-def test_memory_by_rule_is_the_papers(tmp_path):
-    """Printed with three digits; its 0.288 MB are 288 KiB."""
-    for (kind, dtype), (_, paper) in fp16.PAPER.items():
-        ours = fp16.activations(kind, dtype) / 2**20
-        assert ours == pytest.approx(0.28125 if paper == 0.288 else paper, abs=0.051), (kind, dtype)
-    assert fp16.main([f"--output={tmp_path / 'fp16.json'}"]) == 0
