@@ -26,7 +26,7 @@ from kernels.d8_gelu import d8_gelu
 from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
 from kernels.isotypic_linear import add_to_first, linear
 from kernels.norm import Norm, fork, normalise, standardise
-from kernels.octic_feed_forward import octic_feed_forward
+from kernels.octic_linear_gelu import octic_feed_forward
 
 
 def channels(name: str, width: int, group: Group) -> int:

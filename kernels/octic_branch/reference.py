@@ -9,7 +9,7 @@ from kernels.isotypic_attention import isotypic_attention
 from kernels.isotypic_linear import Field, Linear
 from kernels.norm import Norm, normalise
 from kernels.norm.reference import over_tokens
-from kernels.octic_feed_forward import octic_feed_forward
+from kernels.octic_linear_gelu import octic_feed_forward
 
 
 class Weights(NamedTuple):

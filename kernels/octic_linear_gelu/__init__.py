@@ -1,15 +1,17 @@
-"""The first linear map of an octic MLP with a fused GELU, so that the hidden field is written once.
+"""The first linear map of an octic MLP with a fused GELU, so that the hidden field is written once, and the whole MLP.
 
 Shapes: lines [4, *B, N, C] and planes [2, *B, N, 2C] -> lines [4, *B, N, F] and planes [2, *B, N, 2F].
 Source: octic ViTs, Sections 3.2.1 and 3.2.3.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kernels import dispatch
+from kernels.isotypic_linear import Field, Linear, linear
 from kernels.octic_linear_gelu import reference
 
 NAME = "octic_linear_gelu"
@@ -57,6 +59,31 @@ def octic_linear_gelu(
     if dispatch.lacks(implementation, chosen, _kernels(arrays[0], *arrays[2:])):
         return reference.octic_linear_gelu(*arrays, implementation="auto")
     return _octic_linear_gelu(chosen, *arrays)
+
+
+def octic_feed_forward(field: Field, first: Linear, second: Linear, *, implementation: str = "auto") -> Field:
+    """The MLP of a field.
+
+    Args:
+      field: lines [4, *B, N, C] and planes [2, *B, N, 2C].
+      first: weights [4, C, F] and [2C, 2F]; bias [F].
+      second: weights [4, F, C] and [2F, 2C]; bias [C] or None.
+      implementation: "gpu" are kernels for a Hopper GPU, of the forward and of the backward pass, if they support the
+        arrays; others as for `octic_linear_gelu`.
+
+    Raises:
+      ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
+    """
+    chosen = dispatch.chosen("octic_feed_forward", implementation)
+    if chosen == "gpu" and dispatch.hopper():
+        from kernels.octic_linear_gelu import gpu_feed_forward  # deferred, as in `d8_gelu`
+
+        if gpu_feed_forward.supported(field, first, second):
+            return gpu_feed_forward.feed_forward(field, first, second)
+    (lines, planes), (w_lines, w_planes) = field, first[0]
+    bias: Any = first[1]
+    arrays = lines, planes, w_lines, w_planes, bias.astype(w_lines.dtype)
+    return linear(octic_linear_gelu(*arrays, implementation=implementation), second)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

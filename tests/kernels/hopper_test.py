@@ -25,7 +25,7 @@ from kernels.norm import Norm, fork
 from kernels.norm.reference import centred, inverse_deviation, normalise, standardise
 from kernels.octic_branch import Weights, octic_attention, octic_mlp
 from kernels.octic_branch.gpu import MAPS
-from kernels.octic_feed_forward import octic_feed_forward
+from kernels.octic_linear_gelu import octic_feed_forward
 from kernels.octic_linear_gelu.reference import octic_linear_gelu
 from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
