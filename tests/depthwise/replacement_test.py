@@ -250,7 +250,7 @@ def test_what_does_not_go_with_the_model():
         replace(mixed(), {1: None, 2: None})
     with pytest.raises(ValueError, match="there is no block 4; take 0 to 3"):
         replace(model(**ALONE), {4: None})
-    with pytest.raises(ValueError, match="block 1 of family H8 is equivariant, where only 'dw' of all heads"):
+    with pytest.raises(ValueError, match="block 1 of family H8 is equivariant, where only 'dw' of all heads and"):
         zoo.configuration("octic_vit_ti16", **OCTIC_SMALL | ALONE, family="H8", replaced=((1, "conv"),))
     with pytest.raises(ValueError, match=r"replaced blocks know no distances.*take adaptive=\('token',\)"):
         zoo.configuration("vit_ti16", **SMALL | ALONE, adaptive=True, replaced=((0,),))
@@ -278,7 +278,7 @@ def last_field(model, x, whole):
 def test_equivariant_models(name, family):
     """With replaced blocks of fields and, after them, of dense tokens; on odd and non-square grids, in float64."""
     with jax.enable_x64(True):
-        options = OCTIC_SMALL | ALONE | dict(family=family, replaced=((0,), (1,), (3,)))
+        options = OCTIC_SMALL | ALONE | dict(family=family, replaced=((0,), (1, "identity"), (3,)))
         net = jax.tree.map(lambda a: a.astype(jnp.float64), model(name, **options))
         group, small, square = net.config.group, *(images(size).astype(jnp.float64) for size in ((12, 20), (20, 20)))
         assert_equivariant(lambda x: last_field(net, x, False), group, small, "image", "field", output_grid=(3, 5))

@@ -245,10 +245,10 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     def _check_replaced(self):
         self._set(replaced=tuple(one.of("ViT", self.depth, self.num_heads) for one in self.replaced))
         for one in self.replaced:
-            if one.block < self.k and (one.kind != "dw" or one.heads is not None):
+            if one.block < self.k and (one.kind not in ("dw", "identity") or one.heads is not None):
                 raise ValueError(
                     f"ViT: replaced={tuple(one)}: block {one.block} of family {self.family} is equivariant, where only "
-                    "'dw' of all heads is a replacement."
+                    "'dw' of all heads and 'identity' are replacements."
                 )
         if self.replaced and self.prefix:
             raise ValueError(
