@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels import mesh
 from kernels.attention import attend
 from kernels.hopper import apart
 from kernels.hopper import heads as heads_kernel
@@ -18,12 +19,13 @@ from kernels.isotypic_linear import Field, Linear, linear
 
 
 def supported(field: Field, qkv: Linear, proj: Linear, heads: int) -> bool:
-    """Whether there are kernels for this dtype, width and number of heads."""
+    """Whether there are kernels for this dtype, width and number of heads.  XLA cannot split them over devices."""
     weights, bias = qkv
     width, dtype = field[0].shape[-1], weights[0].dtype
     octic = len(field) == 2 and None not in (bias, proj[1])
     same = all(a.dtype == dtype for a in (*field, *weights, *proj[0]))
-    return octic and same and all(heads_kernel.supported(width, heads, dtype, parts) for parts in (1, 3))
+    single = octic and same and not mesh.splits()
+    return single and all(heads_kernel.supported(width, heads, dtype, parts) for parts in (1, 3))
 
 
 def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:

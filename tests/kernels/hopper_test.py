@@ -324,6 +324,18 @@ def test_what_is_supported():
         assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
 
 
+def test_attention_of_a_field_has_kernels_on_one_device_alone():
+    def described(*shapes):
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+
+    field = described((4, 8, 9, 64), (2, 8, 9, 128))
+    qkv, proj = (described((4, 64, n * 64), (128, n * 128)) for n in (3, 1))
+    (bias,) = described((64,))
+    assert isotypic_attention_gpu.supported(field, (qkv, bias), (proj, bias), 4)
+    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))):
+        assert not isotypic_attention_gpu.supported(field, (qkv, bias), (proj, bias), 4)
+
+
 @pytest.mark.parametrize("batch, width, number", [((2,), 64, 4), pytest.param((1, 2), 80, 8, id="10 channels")])
 def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, interpreter, monkeypatch):
     """By the heads of the kernel, whose order a wrong permutation would betray."""
