@@ -86,7 +86,7 @@ def test_a_dynamic_batch_takes_any_number_of_images(options, tmp_path):
     assert [each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * (
         3 if given.head is None else 2
     )
-    _, function = export._function(given, SIZE)
+    _, function = export._function(given, SIZE, ())
     for number in (2, 5):
         images = np.random.default_rng(number).normal(size=(number, *SIZE, 3)).astype(np.float32)
         for found, wanted in zip(session.run(None, {"image": images}), function(given, images), strict=True):
