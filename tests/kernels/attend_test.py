@@ -1,5 +1,6 @@
 """Attention head by head, the switch between implementations, and the copies around it."""
 
+import functools
 import math
 import re
 
@@ -149,7 +150,8 @@ def test_cudnn_is_differentiated_at_even_numbers_of_tokens_only(cudnn, queries, 
         y, pull = jax.vjp(function, q, k, v)
         return y, pull(g)
 
-    chex.assert_trees_all_close(gradients(gpu.attend), gradients(attend), atol=2e-6)
+    found, expected = (jax.jit(functools.partial(gradients, function))() for function in (gpu.attend, attend))
+    chex.assert_trees_all_close(found, expected, atol=2e-6)
     assert cudnn == [(queries + queries % 2, keys + keys % 2)]
 
 
@@ -168,9 +170,9 @@ def test_self_attention_around_cudnn(cudnn, monkeypatch, tokens, differentiated_
     def plain(x, qkv, proj):
         return self_attention(x, qkv, proj, 3)
 
-    chex.assert_trees_all_close(around(*arguments), plain(*arguments), rtol=1e-6, atol=2e-6)
+    chex.assert_trees_all_close(*(jax.jit(f)(*arguments) for f in (around, plain)), rtol=1e-6, atol=2e-6)
     assert cudnn == [(tokens, tokens)]
-    gradients = (jax.grad(lambda *a, f=f: jnp.sin(f(*a)).sum(), (0, 1, 2)) for f in (around, plain))
+    gradients = (jax.jit(jax.grad(lambda *a, f=f: jnp.sin(f(*a)).sum(), (0, 1, 2))) for f in (around, plain))
     found, expected = (gradient(*arguments) for gradient in gradients)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=2e-5)  # sums over 42 tokens
     assert cudnn[-1] == (differentiated_at, differentiated_at)

@@ -26,6 +26,7 @@ def draw(shapes, seed=0):
     return tuple(2 + normal(*shape, dtype="float64", seed=seed + i) for i, shape in enumerate(shapes))
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def derivatives(function, field, slope):
     """Values and derivatives of all modes of a function from a field to a field, or a pair of them."""
     slopes = jax.tree.map(lambda y: jnp.cos(3 * jnp.arange(y.size)).reshape(y.shape), jax.eval_shape(function, field))
@@ -70,7 +71,7 @@ def test_a_scale_and_a_bias_are_applied():
     scales, bias = (normal(4, 5, dtype="float64"), normal(10, dtype="float64")), normal(5, dtype="float64")
     values = (functools.partial(function, norm=NORM) for function in (norm.normalise, reference.normalise))
     found, expected = (
-        jax.value_and_grad(lambda *a, f=f: sum(jnp.sin(y).sum() for y in f(*a)), (0, 1, 2)) for f in values
+        jax.jit(jax.value_and_grad(lambda *a, f=f: sum(jnp.sin(y).sum() for y in f(*a)), (0, 1, 2))) for f in values
     )
     chex.assert_trees_all_close(found(field, scales, bias), expected(field, scales, bias), **TOLERANCE)
 
