@@ -67,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _batch(text: str) -> int | None:
     """The `type` of --batch; None for a dynamic one."""
-    return None if text == "dynamic" else command.at_least(1)(text)
+    if text == "dynamic":
+        return None
+    try:
+        return command.at_least(1)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or dynamic") from None
 
 
 def _run(options: argparse.Namespace) -> None:

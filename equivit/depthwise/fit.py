@@ -100,11 +100,10 @@ def check_start(name: str, start: str | None, kind: str) -> None:
     if start in taps.STARTS:
         taps.check_start(name, start, kind)
     elif start is not None and start not in FITTED.get(kind, ()):
-        reason = {"spvit": "whose outputs are not linear in its taps", "identity": "which has no taps"}
-        raise ValueError(
-            f"{name}: start={start!r} is not for kind={kind!r}, {reason.get(kind, 'which has no taps for each head')}; "
-            f"take start={best_start(kind)!r}."
-        )
+        reasons = {"spvit": "whose outputs are not linear in its taps", "identity": "which has no taps"}
+        reason, best = reasons.get(kind, "which has no taps for each head"), best_start(kind)
+        omitted = " (in a command, leave --start out)" if best is None else ""
+        raise ValueError(f"{name}: start={start!r} is not for kind={kind!r}, {reason}; take start={best!r}{omitted}.")
 
 
 def best_start(kind: str) -> str | None:
