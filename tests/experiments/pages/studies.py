@@ -160,6 +160,19 @@ def depthwise_small():
         yield [names.get(row, row), *(spread(rows[row]) if row in rows else "" for rows in sets)]
 
 
+@PAGE.table("stage 2 on CIFAR-10 | accuracy before | after | squared error before")
+def depthwise_forms():
+    found = entry("studies/depthwise_small_images", "cifar10_forms")
+    for row, after in found["rows"].items():
+        before, errors = found["before"].get(row), found["errors"].get(row)
+        yield [
+            row,
+            spread(before) if before else "",
+            spread(after),
+            f"{statistics.fmean(errors):.2f}" if errors else "",
+        ]
+
+
 def sentences():
     def gap(name, gain, key="main", digits=1):
         return f"{100 * abs(entry(f'studies/{name}', key)['gains'][gain]['gap']):.{digits}f}"
