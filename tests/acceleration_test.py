@@ -231,7 +231,7 @@ def test_a_model_without_a_head_has_no_figure_unless_one_is_named(place):
 
 
 def test_other_weights_under_the_same_path_are_refused(place, monkeypatch, capsys):
-    """Such as those of a later step of a run; and stages of which nobody knows the weights."""
+    """A run may have a later step by now; or stages lie there whose weights nobody recorded."""
     monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
     monkeypatch.setattr(stages, "run", lambda made: made)
     monkeypatch.setattr(report, "write", lambda workdir, found: workdir)

@@ -7,7 +7,7 @@
 The JSON has an entry for each card, in which every cell has its commit; it is written after each cell.  A cell that is
 there is not measured again: another --output begins from the start.  The peer is a Python with torch, and timm for
 timm's blocks; --official is a clone of github.com/davnords/octic-vits, for its octic blocks.  Times are medians.
-The time of a block is that of a stack of 8 blocks, divided by 8.  No claims.
+A block's time is an eighth of the time of a stack of 8 blocks.  No claims.
 """
 
 import json

@@ -69,7 +69,7 @@ class Row(NamedTuple):
     blocks: str | None = "lowest"
     kind: str = "dw"
     form: str = "released"
-    start: str | None = None  # of the taps (`fit.fit`); None: that of the form
+    start: str | None = None  # of the taps (`fit.fit`); None: the form's own
 
 
 class Figures(NamedTuple):
@@ -276,7 +276,7 @@ class Runs:
 
 
 def _slug(name: str) -> str:
-    """The name of a row as that of a directory."""
+    """The directory of a row."""
     return name.replace(" ", "_")
 
 

@@ -52,7 +52,7 @@ def test_two_steps_of_a_run():
     assert metrics["good"] and metrics["temperature"] == pytest.approx(1e-3 ** (1 / 120))
     for name, array in before.trainable.items():
         moved = np.abs(state.trainable[name] - array).max()
-        # Adam's first two steps: the rate of the gates is 10 times that of the others.
+        # Adam's first two steps: the gates' rate is 10 times the others'.
         assert (5e-3 if name == "gates" else 1e-5) < moved < (3e-2 if name == "gates" else 3e-3), name
     for one in gates:
         np.testing.assert_allclose(one.sum(), 2, rtol=1e-5)

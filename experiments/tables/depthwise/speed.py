@@ -130,7 +130,7 @@ def conditions_of(part: str, runtime: str) -> list[tuple[str, int]]:
 
 
 def modules(part: str) -> Iterator[tuple[Cell, Variant]]:
-    """The rows of Tables 1 and A.3; those of A.4 are of the modules of Table 1."""
+    """The rows of Tables 1, A.3 and A.4; A.4 has the modules of Table 1."""
     for (table, (tokens, heads)), paper in MODULES.items():
         if table != ("table_1" if part == "table_a4" else part):
             continue

@@ -21,7 +21,7 @@ TINY = dict(width=32, num_heads=16, depth=2, patch_size=14)
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Small modules, and backbones of two blocks; nobody takes real-time priority, at which nothing else would run."""
+    """Small modules, and backbones of two blocks.  A test with real-time priority would stop all others."""
     of_module, of_backbone = calls.of_module, calls.of_backbone
 
     def backbone(name, size, replaced=(), *, onnx, **fields):
