@@ -81,7 +81,7 @@ DEPTH = {backbone: 24 if "l1" in backbone else 12 for backbone in BACKBONES}
 BERT = dict(gate_start="xavier", gate_lr=0.5, temperature=(1000.0, 1e-3), cooling=None)
 ONLY_REPLACED = ("*", "!*blocks.{replaced}.attention.*")
 WANTED = config.Missing(
-    "give the blocks to replace, such as --config.model.replaced='((3,), (5,))': train stage1 first, and select the "
+    "give the blocks to replace, such as --config.model.replaced='((3,), (5,))'; train stage1 first, and select the "
     "blocks of lowest Sigma, as in the header of configs/depthwise.py; or, for dinov2_l14, add the word paper."
 )
 CHOSEN = {  # by word
