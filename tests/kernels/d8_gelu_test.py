@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import jax
@@ -22,7 +21,7 @@ from tests.kernels.comparison import ABSOLUTE, assert_near, draw, value_and_grad
 interpreted = functools.partial(d8_gelu, implementation="interpret")
 SMALL = AWKWARD[3]
 
-CASES = list(zip(AWKWARD, itertools.cycle(("bfloat16", "float32"))))  # dtypes in turn
+CASES = [(shape, dtype) for shape in AWKWARD for dtype in ("float32", "bfloat16")]
 CASES += [  # one image of ViT-S, L and H, each in one type
     (dataclasses.replace(REALISTIC[i], batch=(1,)), dtype)
     for i, dtype in ((0, "float32"), (3, "bfloat16"), (5, "float32"))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from tests.kernels.comparison import assert_near, draw, draw_arguments, value_an
 interpreted = functools.partial(octic_linear_gelu, implementation="interpret")
 SMALL = AWKWARD[3]
 
-CASES = list(zip(AWKWARD, itertools.cycle(("float32", "bfloat16"))))  # dtypes in turn
+CASES = [(shape, dtype) for shape in AWKWARD for dtype in ("float32", "bfloat16")]
 CASES += [  # one image of two models: ViT-L, and ViT-H whose channels do not fill registers
     (dataclasses.replace(REALISTIC[3], batch=(1,)), "bfloat16"),
     (dataclasses.replace(REALISTIC[5], batch=(1,)), "float32"),
