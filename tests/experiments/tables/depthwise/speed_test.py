@@ -107,6 +107,11 @@ def test_all_rows_of_the_paper_have_a_cell():
     assert number == dict(table_1=5, table_a3=6, table_a4=0, table_2=10, table_4=8, figures=13)
     assert all(cell.part == "figures" or variant.paper for cell, variant in cells.items())
     assert cells["table_4", "clip_l14", "DW", 12, "float32", 1].paper == 128.38
+    attention, dw = (cells["table_2", "dinov2_l14", *which, "float32", 1] for which in (("MhSA", 0), ("DW", 12)))
+    assert 100 * (1 - dw.paper / attention.paper) == pytest.approx(17.2, abs=0.05)  # the paper's own percentage
+    assert all((variant.desktop is not None) == (cell.part == "table_a3") for cell, variant in cells.items())
+    claims = speed.claims_of([speed.empty(*one) for one in cells.items()])
+    assert [claim.at_most for claim in claims] == [0.35, 0.05, *[None] * (len(claims) - 2)]
     options.runtime = "jax"
     assert len(speed.variants(options)) == 6 * (5 + 6 + 10 + 8 + 13) + 2 * 3
 
