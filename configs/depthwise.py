@@ -62,7 +62,7 @@ of objective.blocks and of the last block, each after the final norm.  Different
 - precision="mixed" is bfloat16; the code trains in float16, whose gradients would need a scaled loss.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.depthwise import published
 from equivit.training import config
 

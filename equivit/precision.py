@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from kernels import mesh
+from equivit.kernels import mesh
 
 PRECISIONS = ("float32", "mixed", "bfloat16")
 M = TypeVar("M", bound=nnx.Module)

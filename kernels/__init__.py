@@ -11,6 +11,6 @@ chooses when a program is lowered, among kernels that have run on such a chip.  
 `pointwise.py` has the octic GELU's arithmetic for kernels of any backend.
 """
 
-from kernels.dispatch import using
+from equivit.kernels.dispatch import using
 
 __all__ = ["using"]

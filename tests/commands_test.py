@@ -59,8 +59,8 @@ def test_a_plain_run_imports_no_gpu_kernels_and_draws_at_its_end_alone():
         "from equivit.training import build, loop, sharding, teachers, warm_start\n"
         "from equivit import models\n"
     )
-    assert {"kernels.d8_gelu", "kernels.octic_branch"} <= modules  # the names below still exist
-    assert not modules & {"jax.experimental.pallas", "jax.experimental.mosaic.gpu", "kernels.d8_gelu.gpu"}
+    assert {"equivit.kernels.d8_gelu", "equivit.kernels.octic_branch"} <= modules  # the names below still exist
+    assert not modules & {"jax.experimental.pallas", "jax.experimental.mosaic.gpu", "equivit.kernels.d8_gelu.gpu"}
     assert not modules & {"matplotlib", "sklearn", "tensorflow", "tensorflow_datasets", "imagecorruptions"}
 
 

@@ -232,7 +232,7 @@ def test_a_model_is_not_adapted_from_random_weights():
 def test_a_recipe_is_one_page(name):
     """octic_h.py and octic_ablations.py take the one recipe of DeiT III."""
     imported = "deit3, recipes" if name in ("octic_h.py", "octic_ablations.py") else "recipes"
-    assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {imported}
+    assert set(re.findall(r"^from equivit.configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {imported}
 
 
 @pytest.mark.slow

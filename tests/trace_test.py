@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-import kernels
-from equivit import models
+from equivit import kernels, models
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = (str(ROOT / "equivit"), str(ROOT / "kernels"))
