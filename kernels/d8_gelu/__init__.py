@@ -70,10 +70,8 @@ def backward(
 
 def _kernels(lines, *, kernel, fields):
     """The kernels that support the dtype and width of `lines`; they read `fields` fields and write one."""
-    from equivit.kernels.d8_gelu import (  # deferred: Mosaic is slow to import, and models without fields do not need it
-        gpu,
-        tpu,
-    )
+    # Deferred: Mosaic is slow to import, and models without fields do not need it.
+    from equivit.kernels.d8_gelu import gpu, tpu
 
     width, dtype = lines.shape[-1], lines.dtype
     on_tpu = getattr(tpu, kernel) if tpu.supported(width, dtype, fields) else None

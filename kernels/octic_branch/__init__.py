@@ -77,12 +77,8 @@ def _branch(name, sizes, note, lines, planes, weights, implementation, **options
 
 def _kernel(name: str, platform: str) -> Any:
     """The module with the kernel of a branch."""
-    from equivit.kernels.octic_branch import (  # deferred: Mosaic imports slowly
-        gpu_attention,
-        gpu_mlp,
-        tpu_attention,
-        tpu_mlp,
-    )
+    # Deferred: Mosaic imports slowly.
+    from equivit.kernels.octic_branch import gpu_attention, gpu_mlp, tpu_attention, tpu_mlp
 
     modules = {"tpu": (tpu_attention, tpu_mlp), "gpu": (gpu_attention, gpu_mlp)}
     return next(module for module in modules[platform] if name == module.NAME)
