@@ -29,8 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _help() -> str:
     """The commands, each with the first line of its docstring."""
-    lines = {name: importlib.import_module(f"equivit.{name}").__doc__.partition("\n")[0] for name in COMMANDS}
-    text = "\n".join(f"  {name:12}{line}" for name, line in lines.items())
+    docstrings = {name: importlib.import_module(f"equivit.{name}").__doc__ or "" for name in COMMANDS}
+    text = "\n".join(f"  {name:12}{docstring.splitlines()[0]}" for name, docstring in docstrings.items())
     return f"usage: equivit COMMAND ...\n\n{text}\n\n`equivit COMMAND --help` describes a command."
 
 

@@ -36,7 +36,7 @@ def check_files() -> None:
     top = {name.partition("/")[0] for name in files if not name.startswith(("..", "__pycache__"))}
     information = {name for name in top if name.endswith(".dist-info")}
     assert top - information == {"equivit", "equivit_jax.py"}, top
-    for name in ("py.typed", "kernels/hopper/tiles.json", "kernels/attention/__init__.py", "configs/octic_h.py"):
+    for name in ("py.typed", "kernels/attention/__init__.py", "configs/octic_h.py"):
         assert f"equivit/{name}" in files, name
 
 

@@ -14,7 +14,6 @@ import equivit
 import equivit_jax
 from equivit import __main__ as program
 from equivit.training import config as configs
-from tests.imports_test import imported
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -30,7 +29,7 @@ def test_an_installation_has_everything_inside_one_package():
     found = {path for link in (ROOT / "equivit", *LINKS.values()) for path in link.rglob("*") if path.is_file()}
     data = {path for path in found if path.suffix not in (".py", ".pyc", ".md")}
     listed = [ROOT / key.replace(".", "/") / name for key, names in settings["package-data"].items() for name in names]
-    assert data == set(listed)
+    assert data <= set(listed), "a data file is missing in pyproject.toml"
 
 
 def test_every_folder_with_modules_is_a_package():
@@ -62,7 +61,7 @@ def test_the_folder_of_a_clone_is_not_a_second_package(name):
 def test_all_imports_have_the_name_of_the_package():
     for folder in ("equivit", "kernels", "configs", "experiments", "tests"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert not {name.partition(".")[0] for name in imported(path)} & {"kernels", "configs"}, path
+            assert not re.search(r"^\s*(from|import) (kernels|configs)\b", path.read_text(), re.MULTILINE), path
 
 
 def test_the_console_script_runs_commands(monkeypatch, capsys):
@@ -76,7 +75,7 @@ def test_the_console_script_runs_commands(monkeypatch, capsys):
     status, (text, _) = run()
     assert status == 0 and re.findall(r"^  (\w+) +\S", text, re.MULTILINE) == list(program.COMMANDS)
     assert run("trian") == (2, ("", "error: there is no command 'trian'; the nearest is 'train'.\n"))
-    assert run("train", "--config=quickstart", "--show")[1].out.startswith("seed")
+    assert "\nmodel.name = 'octic_vit_ti16'" in run("train", "--config=quickstart", "--show")[1].out
     with pytest.raises(SystemExit):
         run("train", "--help")
     assert capsys.readouterr().out.startswith("usage: equivit train ")

@@ -204,10 +204,10 @@ def test_a_recipe_has_a_name_and_a_file(tmp_path, monkeypatch):
 
 def test_a_file_imports_recipes_and_modules_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    (tmp_path / "constants_beside_it.py").write_text("BATCH = 24")
+    (tmp_path / "constants_beside_it.py").write_text("BATCH = 64")
     (tmp_path / "own.py").write_text(OWN)
     config = configs.load(f"{tmp_path / 'own.py'}:D8")
-    assert config.batch_size == 24 and config.model.family == "D8"
+    assert config.batch_size == 64 and config.model.family == "D8"
 
 
 OWN = """
