@@ -190,7 +190,7 @@ def test_a_layer_in_your_own_training_loop(capsys):
     """With a tenth of the steps."""
     exec(compile(block("nnx.Optimizer").replace("range(300)", "range(30)"), "docs/how_to/own_layer.md", "exec"), {})
     upright, turned = (float(text) for text in re.findall(r": ([\d.]+)%", capsys.readouterr().out))
-    assert upright == turned > 50
+    assert upright == turned > 25  # ten classes
 
 
 @pytest.mark.slow
