@@ -49,7 +49,8 @@ def step(precision, **changes):
 def gradients(state):
     """The clipped gradients of matrices behind a layer scale, from the moments after one step, as one vector."""
     mu = state.optimizer["adam"].mu
-    return np.concatenate([mu[k].ravel() for k in sorted(mu) if k.endswith((".qkv.weight", ".fc1.weight"))]) / (1 - BETA)
+    leaves = [mu[k] for k in sorted(mu) if k.endswith((".qkv.weight", ".fc1.weight"))]
+    return np.concatenate([leaf.ravel() for leaf in leaves]) / (1 - BETA)
 
 
 def distance(a, b):
