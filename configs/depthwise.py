@@ -62,7 +62,7 @@ of objective.blocks and of the last block, each after the final norm.  Different
 - Products are in bfloat16; the code trains in float16, which --config.precision=float16 selects.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.depthwise import published
 from equivit.training import config
 

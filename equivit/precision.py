@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from kernels import mesh
+from equivit.kernels import mesh
 
 LOW = {"mixed": jnp.bfloat16, "bfloat16": jnp.bfloat16, "float16": jnp.float16}  # the type of rounded parameters
 PRECISIONS = ("float32", *LOW)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.dispatch import AUTO, FUSED
+from equivit.kernels.octic_branch import Weights, octic_attention, octic_mlp
 from equivit.layers import isotypic
 from equivit.layers.absorbed import absorbed, read_dtype
 from equivit.layers.dropout import Key, Rate, dropout
@@ -17,8 +19,6 @@ from equivit.layers.parts import identity
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT
 from equivit.symmetry.groups import OCTIC
-from kernels.dispatch import AUTO, FUSED
-from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 
 class Branch(NamedTuple):

@@ -18,10 +18,10 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from equivit import errors
+from equivit.kernels.attention import self_attention, side_by_side, split_heads, weights
+from equivit.kernels.gelu import gelu
+from equivit.kernels.product import Map, linear
 from equivit.layers.grid import Layout
-from kernels.attention import self_attention, side_by_side, split_heads, weights
-from kernels.gelu import gelu
-from kernels.product import Map, linear
 
 # The official codes truncate this normal at +-2, which is 100 standard deviations and has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit.kernels.attention import attend, side_by_side, split_heads
+from equivit.kernels.convolution import convolve
+from equivit.kernels.product import add_bias
 from equivit.layers import dense
 from equivit.layers.depthwise_conv import MODES, Grid, Pair, check_wrap, depthwise_conv, filled_grid
 from equivit.layers.rngs import Keys
-from kernels.attention import attend, side_by_side, split_heads
-from kernels.convolution import convolve
-from kernels.product import add_bias
 
 
 class FoldedAttention(nnx.Module):

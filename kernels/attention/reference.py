@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from kernels.product import Map, einsum, kept, linear
+from equivit.kernels.product import Map, einsum, kept, linear
 
 
 def attend(

@@ -13,9 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from kernels import dispatch
-from kernels.product import cpu
-from kernels.product.axes import joined, split
+from equivit.kernels import dispatch
+from equivit.kernels.product import cpu
+from equivit.kernels.product.axes import joined, split
 
 LINEAR = "...c,cd->...d"  # a linear map of tokens
 # Marks products for `remat="dots"`, whose policy skips our own primitives and products with a batch axis, such as the

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from equivit import models
+from equivit.kernels import gpus
+from equivit.kernels.attention import attend, gpu, self_attention, side_by_side, weights
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
-from kernels import gpus
-from kernels.attention import attend, gpu, self_attention, side_by_side, weights
 from tests.drawing import normal
 
 

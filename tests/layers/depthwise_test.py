@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import kernels
+from equivit import kernels
 from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.grid import Layout
 from equivit.layers.relative import Attention as RelativeAttention

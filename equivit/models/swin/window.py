@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit.kernels.attention import attend
+from equivit.kernels.product import add_bias
 from equivit.layers import dense
 from equivit.layers.grid import Layout
 from equivit.layers.position import resize
-from kernels.attention import attend
-from kernels.product import add_bias
 
 Pair = tuple[int, int]
 APART = -100.0  # the official mask; not -inf for cosine logits, which reach 100, so official outputs need this value
