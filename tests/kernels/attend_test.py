@@ -58,6 +58,12 @@ def test_large_logits_stay_finite():
     chex.assert_tree_all_finite((attend(q, q, q), jax.grad(lambda q: attend(q, q, q).sum())(q)))
 
 
+def test_values_that_many_tokens_share_stay_finite_in_float16():
+    """The mean of 4096 values of 100; their sum is beyond 65504."""
+    q, v = jnp.zeros((1, 1, 1, 8), jnp.float16), jnp.full((1, 1, 4096, 8), 100, jnp.float16)
+    np.testing.assert_array_equal(attend(q, jnp.zeros_like(v), v), np.full(q.shape, 100))
+
+
 def test_the_gradient_is_that_of_the_formula():
     q, k, v = (heads(i, 2, 5, 8) for i in range(3))
 
