@@ -119,4 +119,14 @@ def _default(config):
     return "openai" if config.mlp == "quick_gelu" else "openclip"
 
 
-FORMAT = Format(NAME, tuple(SPELLINGS), ViTConfig, infer, table, _default, ignored=TEXT, require=check_options)
+FORMAT = Format(
+    NAME,
+    tuple(SPELLINGS),
+    ViTConfig,
+    infer,
+    table,
+    _default,
+    ignored=TEXT,
+    require=check_options,
+    mark=r"visual\.conv1\.weight|vision_model\.pre_layrnorm\.weight|norm_pre\.weight",
+)
