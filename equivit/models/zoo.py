@@ -164,7 +164,8 @@ def _preset(name: str) -> Preset:
 
 def _own_name(name: str, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Our name of a model, and its overrides, which a name of timm may complete."""
-    if name in NAMES or (found := timm_names.translated(name)) is None:
+    found = None if name in NAMES else timm_names.translated(name)
+    if found is None or found[0] not in NAMES:
         return name, dict(overrides)
     return found[0], {**found[1], **overrides}
 

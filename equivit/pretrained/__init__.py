@@ -103,7 +103,7 @@ def load(
             state |= _separate_head(format, head)
         facts = described.facts(places.config(weights)) if isinstance(weights, pathlib.Path) else {}
         if format.require is not None:
-            format.require(state, facts | options)
+            format.require(state, {**facts, **options})
         hints = {name: facts.pop(name, None) if hint is None else hint for name, hint in hints.items()}
         hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
         config, flavour = format.infer(state, **hints)
@@ -205,7 +205,7 @@ def _saved(path: pathlib.Path, hints: list[str], num_classes: int | None, seed: 
     """A saved model, perhaps with a new head; ValueError for a hint."""
     if hints:
         raise ValueError(f"{path}: is a saved model, which determines all by itself; leave out {', '.join(hints)}.")
-    model = saved.load(path)
+    model: Any = saved.load(path)
     if num_classes in (None, model.config.num_classes):
         return model
     return _with_head(str(path), model, num_classes, seed)[0]
@@ -262,7 +262,8 @@ def _with_options(source: str, config: Any, facts: Mapping[str, Any], options: M
     for name in options:
         if name not in valid:
             raise ValueError(f"{source}: {name!r} is not an option{errors.nearest(name, valid)}.")
-    return dataclasses.replace(config, **{name: fact for name, fact in facts.items() if name in valid} | options)
+    known = {name: fact for name, fact in facts.items() if name in valid}
+    return dataclasses.replace(config, **{**known, **options})
 
 
 def _with_head(source: str, model: ModelModule, num_classes: int, seed: int) -> tuple[ModelModule, Collection[str]]:
