@@ -16,8 +16,8 @@ import sys
 from equivit import command
 
 # The sources of pretrained/.
-FORMATS = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "jumbo", "mae", "mae_autoencoder")
-FORMATS += ("dinov2", "timm")
+FORMATS = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "siglip", "jumbo", "mae")
+FORMATS += ("mae_autoencoder", "dinov2", "timm")
 HUB = "hf"
 MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 HINTS = ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key")

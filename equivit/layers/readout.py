@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.layers.dense import Attention
 from equivit.layers.grid import Layout
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT, join, rows
+from kernels.attention import attend
 
 
 class Roles(NamedTuple):
@@ -105,6 +107,27 @@ class FcNormReadout(_Readout):
         return self.fc_norm(rows(x, layout.prefix).mean(-2))
 
 
+class AttentionReadout(_Readout):
+    """A learned query attends to the patch tokens after the norm; then y + mlp(norm(y)) (SigLIP's head).
+
+    Args:
+      query: the learned token [D].
+      attention: its map gives the query's q and the patches' k and v.
+      mlp_norm, mlp: applied to the attended token.
+    """
+
+    def __init__(self, norm: Callable, *, query: nnx.Param, attention: Attention, mlp_norm: Callable, mlp: Callable):
+        super().__init__(norm, class_token=False)
+        self.query, self.attention, self.mlp_norm, self.mlp = query, attention, mlp_norm, mlp
+
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
+        patches = rows(self.norm(x), layout.prefix)
+        query = jnp.broadcast_to(self.query[...].astype(x.dtype), (*patches.shape[:-2], 1, patches.shape[-1]))
+        q, k, v = self.attention.heads(jnp.concatenate([query, patches], axis=-2))
+        y = self.attention.projected(attend(q[..., :1, :], k[..., 1:, :], v[..., 1:, :]))
+        return (y + self.mlp(self.mlp_norm(y)))[..., 0, :]
+
+
 class JumboReadout(nnx.Module):
     """The merged Jumbo token; with `patches`, concatenated with the mean patch token.
 
@@ -151,7 +174,7 @@ class JumboReadout(nnx.Module):
         return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
 
 
-Readout = ClassReadout | MeanReadout | BlocksReadout | FcNormReadout | JumboReadout
+Readout = ClassReadout | MeanReadout | BlocksReadout | FcNormReadout | AttentionReadout | JumboReadout
 
 
 def to_dense(x: Tokens) -> jax.Array:

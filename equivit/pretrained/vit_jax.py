@@ -2,7 +2,8 @@
 
 "vit_jax": google-research/vision_transformer, also AugReg, whose positions have a row for the class token;
 "big_vision": google-research/big_vision, with "params/" before each name and no such row; without positions, those are
-the fixed sin-cos table.  Heads are in the files.  Both compute GELU by its tanh approximation.
+the fixed sin-cos table.  SigLIP's image encoders there pool by attention ("MAPHead_0").  Both codes compute GELU by its
+tanh approximation.
 """
 
 import math
@@ -18,7 +19,7 @@ from equivit.pretrained.mapping import Pair, Table, same
 
 NAME = "vit_jax"
 IMAGE = (224, 224)  # of files without positions, unless a hint has another
-BLOCK = "Transformer.encoderblock.#"
+BLOCK, POOL = "Transformer.encoderblock.#", "MAPHead_0"
 # The names of attention, second norm and MLP in a block, and the table of positions.
 ATTENTION, POSITION = "MultiHeadDotProductAttention", "pos_embedding"
 PARTS = {
@@ -31,6 +32,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     *patch, in_channels, width = state.shape("embedding.kernel", 4)
     block = "Transformer.encoderblock"
+    pool: dict[str, Any] = dict(pool="attention") if f"{POOL}.probe" in state else {}
     flavour = "vit_jax" if f"{block}.0.MlpBlock_3.Dense_0.kernel" in state else "big_vision"
     attention, _, mlp, position = PARTS[flavour]
     fields: dict[str, Any] = dict(position="learned", class_position=flavour == "vit_jax")
@@ -50,6 +52,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
         class_token="cls" in state,
         num_classes=state.shape("head.kernel", 2)[1] if "head.kernel" in state else None,
         layer_scale=None,
+        **pool,
     )
     return config, flavour
 
@@ -57,30 +60,39 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
     require(config, NAME, family="plain", registers=0, mask_token=False, norm_eps=1e-6, layer_scale=None, qkv_bias=True)
-    require(config, NAME, mlp="gelu_tanh", pool="class" if config.class_token else "mean", fc_norm=False)
+    require(config, NAME, mlp="gelu_tanh", fc_norm=False)
+    if config.class_token:
+        require(config, NAME, pool="class")
     require(config, NAME, class_position=flavour == "vit_jax" and config.position == "learned")
     attention, norm2, mlp, position = PARTS[flavour]
     rows: dict[str, Any] = {
         "patch_embed.kernel": "embedding.kernel",
         "prefix.class_token": mapping.reshaped("cls", lambda x: x[None, None]),
-        "readout.norm.scale": "Transformer.encoder_norm.scale",
-        "readout.norm.bias": "Transformer.encoder_norm.bias",
+        **_norm("readout.norm", "Transformer.encoder_norm"),
         "head.weight": "head.kernel",
     }
     rows |= {f"{name}.bias": f"{theirs}.bias" for name, theirs in (("patch_embed", "embedding"), ("head", "head"))}
-    for ours, theirs in (("norm1", "LayerNorm_0"), ("norm2", norm2)):
-        rows |= {f"blocks.#.{ours}.{last}": f"{BLOCK}.{theirs}.{last}" for last in ("scale", "bias")}
-    for ours, theirs in (("fc1", "Dense_0"), ("fc2", "Dense_1")):
-        rows[f"blocks.#.mlp.{ours}.weight"] = f"{BLOCK}.{mlp}.{theirs}.kernel"
-        rows[f"blocks.#.mlp.{ours}.bias"] = f"{BLOCK}.{mlp}.{theirs}.bias"
-    rows |= _attention(config, f"{BLOCK}.{attention}")
+    rows |= _norm("blocks.#.norm1", f"{BLOCK}.LayerNorm_0") | _norm("blocks.#.norm2", f"{BLOCK}.{norm2}")
+    rows |= _mlp("blocks.#.mlp", f"{BLOCK}.{mlp}") | _attention(config, "blocks.#.attention", f"{BLOCK}.{attention}")
+    rows["readout.query"] = mapping.reshaped(f"{POOL}.probe", lambda x: x[None, None])
+    rows |= _norm("readout.mlp_norm", f"{POOL}.LayerNorm_0") | _mlp("readout.mlp", f"{POOL}.MlpBlock_0")
+    rows |= _attention(config, "readout.attention", f"{POOL}.{ATTENTION}_0")
     if not config.class_position:
         rows["position.table"] = mapping.reshaped(position, lambda x: x.reshape(1, -1, x.shape[-1]))
         return mapping.table(config, rows)
     return Table([plain.position_with_class(config, position, (1,))]) + mapping.table(config, rows)
 
 
-def _attention(config: ViTConfig, theirs: str) -> dict[str, Any]:
+def _norm(ours: str, theirs: str) -> dict[str, str]:
+    return {f"{ours}.{last}": f"{theirs}.{last}" for last in ("scale", "bias")}
+
+
+def _mlp(ours: str, theirs: str) -> dict[str, str]:
+    parts = {f"{ours}.fc{i + 1}": f"{theirs}.Dense_{i}" for i in range(2)}
+    return {f"{a}.{x}": f"{b}.{y}" for a, b in parts.items() for x, y in (("weight", "kernel"), ("bias", "bias"))}
+
+
+def _attention(config: ViTConfig, ours: str, theirs: str) -> dict[str, Any]:
     """Rows of an attention, whose arrays have an axis of heads: [D, heads, D / heads], last [heads, D / heads, D]."""
     heads = config.num_heads
     qkv = tuple(f"{theirs}.{name}" for name in ("query", "key", "value"))
@@ -92,12 +104,10 @@ def _attention(config: ViTConfig, theirs: str) -> dict[str, Any]:
         return np.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1)
 
     return {
-        "blocks.#.attention.qkv.weight": Pair(tuple(f"{name}.kernel" for name in qkv), (), apart, joined),
-        "blocks.#.attention.qkv.bias": Pair(tuple(f"{name}.bias" for name in qkv), (), apart, joined),
-        "blocks.#.attention.proj.weight": mapping.reshaped(
-            f"{theirs}.out.kernel", lambda x: x.reshape(heads, -1, x.shape[-1])
-        ),
-        "blocks.#.attention.proj.bias": same(f"{theirs}.out.bias"),
+        f"{ours}.qkv.weight": Pair(tuple(f"{name}.kernel" for name in qkv), (), apart, joined),
+        f"{ours}.qkv.bias": Pair(tuple(f"{name}.bias" for name in qkv), (), apart, joined),
+        f"{ours}.proj.weight": mapping.reshaped(f"{theirs}.out.kernel", lambda x: x.reshape(heads, -1, x.shape[-1])),
+        f"{ours}.proj.bias": same(f"{theirs}.out.bias"),
     }
 
 

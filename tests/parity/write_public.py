@@ -50,12 +50,16 @@ TRANSFORMERS = {
         transformers.Dinov2WithRegistersConfig(**DINOV2, num_register_tokens=2, use_swiglu_ffn=True, **LABELLED)
     ),
 }  # fmt: skip
+TRANSFORMERS["siglip"] = lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**PLAIN))
 ViT = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2, num_classes=5)
 TIMM = {
     "timm_gap": dict(class_token=False, global_pool="avg"),
     "timm_gap_norm": dict(class_token=False, global_pool="avg", fc_norm=False, reg_tokens=2, no_embed_class=True),
     "timm_fc_norm": dict(global_pool="avg"),
+    "timm_siglip": dict(class_token=False, global_pool="map", act_layer="gelu_tanh"),
 }
+# Files of JAX codes, which timm reads.
+JAX = {"vit_jax": {}, "big_vision": dict(class_token=False, global_pool="map")}
 
 
 def randomise(model) -> None:
@@ -82,7 +86,8 @@ def of_transformers(name: str) -> dict[str, np.ndarray]:
     options = dict(noise=torch.arange(16.0)[None]) if name == "vit_mae" else {}
     model = model.double()
     output = (model.vit if name == "vit_mae" else model)(torch.from_numpy(image), **options)
-    key = "logits" if "logits" in output else "last_hidden_state"
+    key = next(key for key in ("logits", "pooler_output", "last_hidden_state") if output.get(key) is not None)
+    key = "last_hidden_state" if name.startswith(("vit_", "dinov2")) and key == "pooler_output" else key
     return packed(tensors, config, image, {key: output[key]})
 
 
@@ -92,6 +97,53 @@ def of_timm(name: str) -> dict[str, np.ndarray]:
     tensors = {key: tensor.numpy().copy() for key, tensor in model.state_dict().items()}
     image = picture(32, 32)
     return packed(tensors, "{}", image, {"logits": model.double()(torch.from_numpy(image))})
+
+
+def of_jax(name: str) -> dict[str, np.ndarray]:
+    """A random file of a JAX code; timm converts it, and computes with the tanh approximation as that code does."""
+    model = timm.models.VisionTransformer(**ViT, **JAX[name], act_layer="gelu_tanh").eval()
+    tensors = jax_tensors(name == "big_vision")
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(f"{folder}/weights.npz", **tensors)
+        model.load_pretrained(f"{folder}/weights.npz")
+    image = picture(32, 32)
+    return packed(tensors, "{}", image, {"logits": model.double()(torch.from_numpy(image))})
+
+
+def jax_tensors(big_vision: bool) -> dict[str, np.ndarray]:
+    width, heads, hidden, rows = ViT["embed_dim"], ViT["num_heads"], 48, 16 + (not big_vision)
+    shapes: dict[str, tuple[int, ...]] = {"embedding/kernel": (8, 8, 3, width), "embedding/bias": (width,)}
+    shapes |= {"head/kernel": (width, 5), "head/bias": (5,)} | norm("Transformer/encoder_norm")
+    attention, second, mlp = (0, 1, 0) if big_vision else (1, 2, 3)
+    for at in (f"Transformer/encoderblock_{i}" for i in range(2)):
+        shapes |= norm(f"{at}/LayerNorm_0") | norm(f"{at}/LayerNorm_{second}")
+        shapes |= mixing(f"{at}/MultiHeadDotProductAttention_{attention}", width, heads)
+        shapes |= dense(f"{at}/MlpBlock_{mlp}", width, hidden)
+    if big_vision:
+        at, shapes["pos_embedding"] = "MAPHead_0", (1, rows, width)
+        shapes |= {f"{at}/probe": (1, 1, width)} | norm(f"{at}/LayerNorm_0") | dense(f"{at}/MlpBlock_0", width, hidden)
+        shapes |= mixing(f"{at}/MultiHeadDotProductAttention_0", width, heads)
+    else:
+        shapes |= {"cls": (1, 1, width), "Transformer/posembed_input/pos_embedding": (1, rows, width)}
+    random, prefix = np.random.default_rng(0), "params/" if big_vision else ""
+    return {prefix + name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def norm(at: str) -> dict[str, tuple[int, ...]]:
+    return {f"{at}/{last}": (ViT["embed_dim"],) for last in ("scale", "bias")}
+
+
+def dense(at: str, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    sizes = {0: (width, hidden), 1: (hidden, width)}
+    kernels = {f"{at}/Dense_{i}/kernel": size for i, size in sizes.items()}
+    return kernels | {f"{at}/Dense_{i}/bias": size[1:] for i, size in sizes.items()}
+
+
+def mixing(at: str, width: int, heads: int) -> dict[str, tuple[int, ...]]:
+    size, parts = width // heads, ("query", "key", "value")
+    shapes = {f"{at}/{part}/kernel": (width, heads, size) for part in parts}
+    shapes |= {f"{at}/{part}/bias": (heads, size) for part in parts}
+    return shapes | {f"{at}/out/kernel": (heads, size, width), f"{at}/out/bias": (width,)}
 
 
 def picture(height: int, width: int) -> np.ndarray:
@@ -107,7 +159,7 @@ def packed(tensors, config: str, image, outputs) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     PLACE.mkdir(exist_ok=True)
     with torch.no_grad():
-        for name in sys.argv[1:] or (*TRANSFORMERS, *TIMM):
-            data = of_timm(name) if name in TIMM else of_transformers(name)
+        for name in sys.argv[1:] or (*TRANSFORMERS, *TIMM, *JAX):
+            data = (of_timm if name in TIMM else of_jax if name in JAX else of_transformers)(name)
             np.savez_compressed(PLACE / f"{name}.npz", **data)
             print(f"{name}: {(PLACE / f'{name}.npz').stat().st_size:,} bytes", flush=True)

@@ -80,7 +80,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       isotypic_eps: epsilon of the isotypic norms.
       projection: size of the image embedding: the head is a linear map without bias, as in CLIP; None for no such head.
       pool: the head reads the "class" token, the "mean" of the patch tokens, or both in this order ("class_and_mean",
-        as in DINOv2's linear heads); None: "class" if there is a class token.
+        as in DINOv2's linear heads), or a learned query that attends to dense patch tokens ("attention", as in SigLIP,
+        without a class token); None: "class" if there is a class token, else "mean".
       pool_blocks: number of last blocks whose class tokens the head reads, earliest first, each after the final norm.
         Patches always come from the last block.
       fc_norm: apply the final norm after the mean over tokens instead of before it, as in MAE's fine-tuning; for
@@ -136,7 +137,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
     projection: PositiveInt | None = None
-    pool: Annotated[str, OneOf(("class", "mean", "class_and_mean"))] = BY_FAMILY
+    pool: Annotated[str, OneOf(("class", "mean", "class_and_mean", "attention"))] = BY_FAMILY
     pool_blocks: PositiveInt = 1
     fc_norm: bool = False
     class_token: bool = BY_FAMILY
@@ -198,6 +199,11 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     def _check_readout(self):
         if self.pool in ("class", "class_and_mean") and not self.class_token:
             raise ValueError(f"ViT: pool={self.pool!r} needs class_token=True; without one use pool='mean'.")
+        if self.pool == "attention" and (self.class_token or self.ends_with_fields):
+            raise ValueError(
+                f"ViT: pool='attention' needs class_token=False and dense tokens, which family {self.family} with "
+                f"class_token={self.class_token} lacks; take pool='mean', or a family H or I without a class token."
+            )
         self._check_pooled_blocks()
         if self.num_classes is not None and self.projection is not None:
             raise ValueError(
