@@ -118,6 +118,8 @@ def _write_repository(options: argparse.Namespace, model, data, of: str) -> None
 
     if options.flavour is not None:
         raise ValueError(f"--flavour={options.flavour} is for official files; --to={HUB} has none.")
+    if options.push is not None:
+        hub.check_repository(options.push)
     recipe, figures = (_json(pathlib.Path(options.input) / name) for name in ("config.json", "report.json"))
     saved.save(options.output, model, data)
     what = pretrained.describe(model.config)

@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.layers.dense import Attention
 from equivit.layers.grid import Layout
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT, join, rows
-from kernels.attention import attend
+from kernels.attention import attend, side_by_side, split_heads
 
 
 class Roles(NamedTuple):
@@ -112,19 +111,22 @@ class AttentionReadout(_Readout):
 
     Args:
       query: the learned token [D].
-      attention: its map gives the query's q and the patches' k and v.
+      qkv, proj, num_heads: as in an attention, for q of the query, and k and v of the patches.
       mlp_norm, mlp: applied to the attended token.
     """
 
-    def __init__(self, norm: Callable, *, query: nnx.Param, attention: Attention, mlp_norm: Callable, mlp: Callable):
+    def __init__(
+        self, norm: Callable, *, query: nnx.Param, qkv: Any, proj: Any, num_heads: int, mlp_norm: Any, mlp: Any
+    ):
         super().__init__(norm, class_token=False)
-        self.query, self.attention, self.mlp_norm, self.mlp = query, attention, mlp_norm, mlp
+        self.query, self.qkv, self.proj, self.num_heads = query, qkv, proj, num_heads
+        self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         patches = rows(self.norm(x), layout.prefix)
         query = jnp.broadcast_to(self.query[...].astype(x.dtype), (*patches.shape[:-2], 1, patches.shape[-1]))
-        q, k, v = self.attention.heads(jnp.concatenate([query, patches], axis=-2))
-        y = self.attention.projected(attend(q[..., :1, :], k[..., 1:, :], v[..., 1:, :]))
+        q, k, v = split_heads(self.qkv(jnp.concatenate([query, patches], axis=-2)), self.num_heads)
+        y = self.proj(side_by_side(attend(q[..., :1, :], k[..., 1:, :], v[..., 1:, :])))
         return (y + self.mlp(self.mlp_norm(y)))[..., 0, :]
 
 

@@ -52,14 +52,20 @@ def fetch(place: str) -> pathlib.Path:
     raise FileNotFoundError(f"{place}: has no file of weights ({kinds}); give one of its files as {place}/FILE.")
 
 
+def check_repository(repository: str) -> None:
+    """ValueError unless a name is ORG/NAME."""
+    match = PLACE.fullmatch(f"{SCHEME}{repository}")
+    if match is None or match["file"] or match["revision"]:
+        raise ValueError(f"the repository {errors.shown(repository)} must be ORG/NAME.")
+
+
 def push(folder: str | os.PathLike, repository: str) -> str:
     """Upload a folder to a repository, which is created if needed, and return its address.
 
     Raises as `fetch`; the account is that of `hf auth login`, or of the environment variable HF_TOKEN.
     """
+    check_repository(repository)
     place = f"{SCHEME}{repository}"
-    if (match := PLACE.fullmatch(place)) is None or match["file"] or match["revision"]:
-        raise ValueError(f"the repository {errors.shown(repository)} must be ORG/NAME.")
     address = _called(place, "create_repo", repo_id=repository, exist_ok=True)
     _called(place, "upload_folder", repo_id=repository, folder_path=folder, commit_message="Upload a model of equivit")
     return str(address)

@@ -35,8 +35,8 @@ SPELLINGS = {
 HEAD, POOL = "head", "attn_pool"
 # The modules of the pooling, beside its query and its map to queries, keys and values.
 MODULES = {
-    "transformers": {"attention.proj": "attention.out_proj", "mlp_norm": "layernorm"},
-    "timm": {"attention.proj": "proj", "mlp_norm": "norm"},
+    "transformers": {"proj": "attention.out_proj", "mlp_norm": "layernorm"},
+    "timm": {"proj": "proj", "mlp_norm": "norm"},
 }
 TEXT = (r"^text_model\.", r"^logit_(scale|bias)$", r"\.position_ids$")
 
@@ -57,9 +57,9 @@ def table(config: ViTConfig, flavour: str) -> Table:
     modules = MODULES[flavour] | {"mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}
     rows |= mapping.inside("readout", at, modules)
     if flavour == "transformers":
-        rows["readout.attention.qkv"] = f"{at}.attention.in_proj_{{}}"
+        rows["readout.qkv"] = f"{at}.attention.in_proj_{{}}"
     else:
-        rows |= {f"readout.attention.qkv.{last}": _query_and_rest(last) for last in ("weight", "bias")}
+        rows |= {f"readout.qkv.{last}": _query_and_rest(last) for last in ("weight", "bias")}
     return plain.table(config, SPELLINGS[flavour], NAME, rows)
 
 

@@ -6,7 +6,7 @@ positions differently.
 """
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import dinov2, plain, reading
+from equivit.pretrained import dinov2, mapping, plain, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
@@ -24,6 +24,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     fields = plain.fields(state, _spelling(flavour, "cls_token" in state), hints)
+    fields["qk_norm"] = state.count("attn.q_norm.weight") > 0
     if flavour == "dinov2":
         fields |= dinov2.resizing(fields["registers"])
     else:
@@ -33,7 +34,9 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
-    return plain.table(config, _spelling(flavour, config.class_token), NAME)
+    norms = {f"attention.{name}": f"attn.{name}" for name in ("q_norm", "k_norm")}
+    rows = mapping.inside("blocks.#", "blocks.#", norms)
+    return plain.table(config, _spelling(flavour, config.class_token), NAME, rows)
 
 
 def _spelling(flavour: str, class_token: bool) -> Spelling:

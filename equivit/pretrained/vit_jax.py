@@ -76,7 +76,7 @@ def table(config: ViTConfig, flavour: str) -> Table:
     rows |= _mlp("blocks.#.mlp", f"{BLOCK}.{mlp}") | _attention(config, "blocks.#.attention", f"{BLOCK}.{attention}")
     rows["readout.query"] = mapping.reshaped(f"{POOL}.probe", lambda x: x[None, None])
     rows |= _norm("readout.mlp_norm", f"{POOL}.LayerNorm_0") | _mlp("readout.mlp", f"{POOL}.MlpBlock_0")
-    rows |= _attention(config, "readout.attention", f"{POOL}.{ATTENTION}_0")
+    rows |= _attention(config, "readout", f"{POOL}.{ATTENTION}_0")
     if not config.class_position:
         rows["position.table"] = mapping.reshaped(position, lambda x: x.reshape(1, -1, x.shape[-1]))
         return mapping.table(config, rows)

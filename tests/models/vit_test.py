@@ -266,6 +266,8 @@ def test_dinov2_d8_is_invariant_early_at_full_depth():
         ("vit_ti16", {"pool": "max"}, "pool='max' is not one of class, mean"),
         ("vit_ti16", {"class_token": False, "pool": "class"}, "pool='class' needs class_token=True"),
         ("vit_ti16", {"pool": "attention"}, "pool='attention' needs class_token=False"),
+        ("octic_vit_ti16", {"qk_norm": True}, "qk_norm=True is for plain models; family H8 takes False"),
+        ("vit_ti16", {"qk_norm": True, "adaptive": True}, "qk_norm=True needs attention without relative positions"),
         (
             "octic_vit_ti16",
             {"family": "D8", "pool": "attention"},

@@ -11,7 +11,7 @@ from equivit.pretrained import reading
 from tests.parity.arrays import Comparison, files, images, load, state
 
 FILES = files("public")
-HINTS = {f"timm_{name}": dict(num_heads=3) for name in ("gap", "gap_norm", "fc_norm", "siglip")}
+HINTS = {f"timm_{name}": dict(num_heads=3) for name in ("gap", "gap_norm", "fc_norm", "qk_norm", "siglip")}
 # A distillation token becomes a register that includes its position, so its two parts come back joined.
 JOINED = {"embeddings.distillation_token", "embeddings.position_embeddings"}
 

@@ -56,6 +56,7 @@ TIMM = {
     "timm_gap": dict(class_token=False, global_pool="avg"),
     "timm_gap_norm": dict(class_token=False, global_pool="avg", fc_norm=False, reg_tokens=2, no_embed_class=True),
     "timm_fc_norm": dict(global_pool="avg"),
+    "timm_qk_norm": dict(qk_norm=True, init_values=0.5),
     "timm_siglip": dict(class_token=False, global_pool="map", act_layer="gelu_tanh"),
 }
 # Files of JAX codes, which timm reads.

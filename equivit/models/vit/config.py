@@ -107,6 +107,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       patch_bias: whether the patch embedding of a plain model has a bias; CLIP has none.
       pre_norm: a layer norm of all tokens before the first block (CLIP).
       qkv_bias: whether queries, keys and values have biases.
+      qk_norm: whether attention norms the queries and the keys of each head, in plain models.
       layer_scale: initial layer scale; None for no layer scale.
       drop_path_groups: number of runs of consecutive images; in each, exactly the share `drop_path` skips a branch,
         which is computed only for the others (DINOv2).  None: samples are drawn independently.
@@ -157,6 +158,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
+    qk_norm: bool = False
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path_groups: PositiveInt | None = None
     drop_path_fields: Literal["subsets", "samples"] = "subsets"
@@ -172,9 +174,12 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         self._set(replaced=as_replaced("ViT", self.replaced))
         constraints.check_fields(self, "ViT")
         self._check_readout()
-        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal"), ("patch_bias", True)):
+        plain_values = dict(mlp="gelu", position="learned", init="normal", patch_bias=True, qk_norm=False)
+        for name, plain in plain_values.items():
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
+        if self.qk_norm and "position" in self.parts:
+            raise ValueError("ViT: qk_norm=True needs attention without relative positions; take adaptive=('token',).")
         if self.drop_path_groups is not None and isinstance(self.drop_path, tuple):
             raise ValueError(
                 f"ViT: drop_path_groups={self.drop_path_groups} needs one drop_path for all blocks, not "

@@ -49,7 +49,8 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
 
 def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
     """The parts of the first blocks; `.of(None)` gives the parts of the dense blocks."""
-    names = ("norm_eps", "isotypic_eps", "isotypic_norm", "layer_scale", "qkv_bias", "patch_bias", "init", "dropout")
+    names = ("norm_eps", "isotypic_eps", "isotypic_norm", "layer_scale", "qkv_bias", "qk_norm", "patch_bias")
+    names += ("init", "dropout")
     options = {name: getattr(config, name) for name in names}
     return Parts(config.group, rngs, activation=config.mlp, **options)
 
@@ -187,7 +188,9 @@ def _attention_readout(config: ViTConfig, parts: Parts, norm: nnx.Module) -> Att
     return AttentionReadout(
         norm,
         query=token((width,), config.token_std, rngs),
-        attention=dense.Attention(width, config.num_heads, qkv_bias=config.qkv_bias, init=parts.weight_init, rngs=rngs),
+        qkv=parts.linear(width, 3 * width, bias=config.qkv_bias),
+        proj=parts.linear(width, width),
+        num_heads=config.num_heads,
         mlp_norm=parts.norm(width),
         mlp=parts.mlp(width, config.hidden),
     )
