@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     description = "Sweep learning rates and dropout rates of PatchTST models on time-series data sets."
     example = "Any key of the config can be changed: --config.data.names=Crop,ElectricDevices --config.epochs=20"
     parser = command.parser("sweep", description, epilog=example)
-    parser.add_argument("--config", required=True, help="configs/FILE.py or configs/FILE.py:MODE")
+    parser.add_argument("--config", required=True, help=command.CONFIG)
     results = "directory of the results; resumes the sweep in it"
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help=results)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

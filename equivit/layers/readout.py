@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.attention import attend, side_by_side, split_heads
 from equivit.layers.grid import Layout
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT, join, rows
-from kernels.attention import attend, side_by_side, split_heads
 
 
 class Roles(NamedTuple):
