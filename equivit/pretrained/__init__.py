@@ -79,7 +79,7 @@ def load(
       family: "H2" or "I2" for "flip"; otherwise a check.
       head: a linear head of "dinov2" from a separate file, given like `weights`; makes the model a classifier.
       checkpoint_key: the entry of a checkpoint that holds the weights, such as "state_dict_ema"; None: the first of
-        "model", "teacher", "state_dict" and "model_state".
+        `reading.CONTAINERS`, such as "model".
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT from a
         code that uses it, which no file determines; mlp="gelu" or "quick_gelu", required for a CLIP file that is not
         OpenAI's; activation= and strides= for a CvT that differs from its flavour.
@@ -90,7 +90,7 @@ def load(
     """
     kinds, weights = (_ALL, _place(source)) if weights is None else (_kinds(str(source)), _place(weights))
     windows = (window_size, window_size) if isinstance(window_size, int) else window_size
-    hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
+    hints: dict[str, Any] = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
     if isinstance(weights, pathlib.Path) and saved.is_saved(weights):
         given = {**hints, "head": head, "checkpoint_key": checkpoint_key, **options}
         return _saved(weights, [name for name, value in given.items() if value is not None], num_classes, seed)
@@ -102,24 +102,9 @@ def load(
         if head is not None:
             state |= _separate_head(format, head)
         facts = described.facts(places.config(weights)) if isinstance(weights, pathlib.Path) else {}
-        if format.require is not None:
-            format.require(state, {**facts, **options})
-        hints = {name: facts.pop(name, None) if hint is None else hint for name, hint in hints.items()}
-        hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
-        config, flavour = format.infer(state, **hints)
-        config = _with_options(format.name, config, facts, options)
-        if _has_own_positions(config):
-            raise ValueError(
-                f"{format.name}: adaptive={config.adaptive} has positions around the torus, which no file holds; load "
-                f"the model without it, then call models.adapt(model, adaptive={config.adaptive})."
-            )
-        table, what = format.table(config, flavour), _what(format.name, flavour, config)
-        shapes = mapping.shapes(config)
-        mapping.check(table, shapes, what)
-        tensors = mapping.read(table, state, shapes, what)
+        model, table = _model(format, state, hints, facts, options)
         left_out += [constant.name for constant in table.constants]
-        model = logical.from_logical(mapping.abstract(config), tensors, STORED)
-        if num_classes not in (None, config.num_classes):
+        if num_classes not in (None, model.config.num_classes):
             model, drawn = _with_head(format.name, model, num_classes, seed)
             left_out += [name for pair in table.pairs if pair.ours[0] in drawn for name in pair.theirs]
         if left_out:
@@ -206,7 +191,7 @@ def _saved(path: pathlib.Path, hints: list[str], num_classes: int | None, seed: 
     if hints:
         raise ValueError(f"{path}: is a saved model, which determines all by itself; leave out {', '.join(hints)}.")
     model: Any = saved.load(path)
-    if num_classes in (None, model.config.num_classes):
+    if num_classes in (None, getattr(model.config, "num_classes", None)):
         return model
     return _with_head(str(path), model, num_classes, seed)[0]
 
@@ -241,6 +226,32 @@ def _naming(weights: Any) -> Iterator[None]:
         if isinstance(weights, str | os.PathLike) and os.fspath(weights) not in str(error):
             error.args = (f"{os.fspath(weights)}: {error}",)
         raise
+
+
+def _model(
+    format: Format,
+    state: Mapping[str, np.ndarray],
+    hints: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> tuple[Any, mapping.Table]:
+    """The model of a state dict and the format's table; hints precede facts, and options the fields of both."""
+    if format.require is not None:
+        format.require(state, {**facts, **options})
+    hints = {name: facts.get(name) if hint is None else hint for name, hint in hints.items()}
+    hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
+    config, flavour = format.infer(state, **hints)
+    config = _with_options(format.name, config, {k: v for k, v in facts.items() if k not in hints}, options)
+    if _has_own_positions(config):
+        raise ValueError(
+            f"{format.name}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the "
+            f"model without it, then call models.adapt(model, adaptive={config.adaptive})."
+        )
+    table, what = format.table(config, flavour), _what(format.name, flavour, config)
+    shapes = mapping.shapes(config)
+    mapping.check(table, shapes, what)
+    tensors = mapping.read(table, state, shapes, what)
+    return logical.from_logical(mapping.abstract(config), tensors, STORED), table
 
 
 def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:

@@ -44,7 +44,8 @@ TEXT = (r"^text_model\.", r"^logit_(scale|bias)$", r"\.position_ids$")
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = "timm" if f"{POOL}.latent" in state else "transformers"
-    fields = plain.fields(state, SPELLINGS[flavour], hints) | dict(pool="attention", mlp="gelu_tanh")
+    fields: dict[str, Any] = plain.fields(state, SPELLINGS[flavour], hints)
+    fields |= dict(pool="attention", mlp="gelu_tanh")
     return ViTConfig(**fields, position_antialias=flavour == "timm"), flavour
 
 

@@ -41,7 +41,8 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     if colon and source in pretrained.FORMATS:
         return pretrained.load(source, file, **hints)
     directory = pathlib.Path(place)
-    if hub.is_place(place) or directory.is_file() or described.is_public(places.config(directory)):
+    public = directory.is_dir() and described.is_public(places.config(directory))
+    if hub.is_place(place) or directory.is_file() or public:
         return pretrained.load(place, **hints)
     if not any((directory / name).is_file() for name in ("config.json", "model.json")):
         raise FileNotFoundError(

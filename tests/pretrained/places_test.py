@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from equivit import convert, pretrained
+from equivit import convert, models, pretrained
 from equivit.models import saved
 from equivit.pretrained import described, places, reading
+from equivit.training import loading
 from tests.pretrained import torch_archive
 from tests.pretrained.formats_test import MODELS, same_model, written
 
@@ -178,6 +179,25 @@ def test_the_configuration_of_a_folder_gives_hints(folder, capsys):
     (folder / "config.json").write_text("[1]")
     with pytest.raises(ValueError, match="config.json: must be a JSON object, not list"):
         pretrained.load(folder)
+
+
+def test_a_named_model_with_weights(folder):
+    size = dict(width=64, depth=3, num_heads=2, patch_size=8, mlp_dim=128)
+    model = models.create("vit_s16", pretrained=str(folder), num_classes=3, drop_path=0.1, **size)
+    assert (model.config.num_classes, model.config.drop_path, model.config.norm_eps) == (3, 0.1, 1e-3)
+    np.testing.assert_array_equal(model.patch_embed.kernel[...], written("plain")[0].patch_embed.kernel[...])
+    with pytest.raises(ValueError, match="vit_b16: the weights at .* are of another model: width 64, not 768, depth 3"):
+        models.create("vit_b16", pretrained=str(folder))
+    with pytest.raises(ValueError, match="cvt_13: the weights at .* are of another model"):
+        models.create("cvt_13", pretrained=str(folder))
+
+
+def test_places_of_a_config(folder, tmp_path):
+    """A run starts from a folder of transformers or a file as from a saved model."""
+    for place in (folder, folder / "model.safetensors"):
+        same_model(loading.load_model(str(place)), written("plain")[0])
+    with pytest.raises(FileNotFoundError, match="is neither a run nor a saved model"):
+        loading.load_model(str(tmp_path / "absent"))
 
 
 @pytest.mark.parametrize(
