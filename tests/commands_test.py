@@ -34,9 +34,11 @@ def imported(program: str) -> set[str]:
     return set(ast.literal_eval(run.stdout.splitlines()[-1]))
 
 
-def test_there_are_eight_commands():
+def test_there_are_ten_commands():
     assert all(name in equivit.__doc__.partition("`testing`")[0] for name in COMMANDS)
-    assert COMMANDS == ["accelerate", "convert", "evaluate", "export", "profile", "summarize", "sweep", "train"]
+    assert COMMANDS == [
+        "accelerate", "compare", "convert", "evaluate", "export", "predict", "profile", "summarize", "sweep", "train",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)

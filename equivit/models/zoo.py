@@ -102,6 +102,34 @@ def types_of(name: str) -> dict[str, Any]:
     return constraints.types_of(_preset(name).config) if name in NAMES or name in RENAMED else {}
 
 
+def options(config: Config) -> dict[str, Any]:
+    """The `model` section of a configuration: its nearest name, and the fields in which it differs.
+
+        configuration(**options(config)) == config
+
+    Raises ValueError for a model without a name, such as a segmenter.
+    """
+    found = [
+        {"name": name, **changes}
+        for name, preset in NAMES.items()
+        if type(config) is preset.config and (changes := _changes(preset, config)) is not None
+    ]
+    if not found:
+        raise ValueError(f"no name of a model fits a {type(config).__name__}; give one that has a name.")
+    return min(found, key=len)
+
+
+def _changes(preset: Preset, config: Config) -> dict[str, Any] | None:
+    """The overrides that turn a preset into a configuration; None if there are none."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    try:
+        own = preset.configuration()
+    except TypeError:  # some fields have no default
+        return None
+    changes = {name: value for name, value in values.items() if getattr(own, name) != value}
+    return changes if preset.configuration(**changes) == config else None
+
+
 def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:
     """Build a named model, with parameters drawn from `rngs` (seed 0 if None)."""
     return configuration(name, **overrides).build(rngs or Keys(0))
