@@ -130,7 +130,8 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     )
 
     # ---- Training, and the report.
-    held_out_list.record(workdir, config.data)
+    if held_out := held_out_list.record(workdir, config.data):
+        command.say(held_out)
     parts = dict(objective=objective, build_model=model.build, teachers=teachers)
     outcome = loop.train(
         config,

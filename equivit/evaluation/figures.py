@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from equivit import files, metrics_files
@@ -68,13 +69,14 @@ def compared(recipes: dict[str, list[list[dict]]], metrics: Iterable[str], outpu
     columns = min(len(known), 2) or 1
     lines = -(-len(known) // columns) or 1
     figure = Figure(figsize=(4.6 * columns, 3.2 * lines + 0.25 * len(recipes)), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True)
     colors = [f"C{k}" for k in range(10)]
     for axes, metric in itertools.zip_longest(grid.flat, known):
         if metric is None:
             axes.set_axis_off()
             continue
         axes.set(xlabel="step", title=metric.removeprefix("eval/") if "/" in metric else f"{metric}, training")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(alpha=0.3)
         for color, runs in zip(itertools.cycle(colors), recipes.values(), strict=False):
             for run in runs:

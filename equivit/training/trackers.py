@@ -12,7 +12,7 @@ from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2
 
-from equivit import files, metrics_files
+from equivit import errors, files, metrics_files
 
 _messages = cast(Any, event_pb2)  # its classes are created at import, unknown to the type checker
 
@@ -115,9 +115,10 @@ def imported_wandb() -> Any:
     """The library; ValueError if it is not installed."""
     try:
         import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError:
+    except ImportError as error:
         raise ValueError(
-            "config.log.to: 'wandb' needs the library of that name; pip install wandb, or leave it out."
+            f"config.log.to: 'wandb' needs the library of that name ({errors.reason(error)}); pip install wandb, or "
+            "leave it out."
         ) from None
     return wandb
 

@@ -14,18 +14,22 @@ from equivit.data import held_out, sources
 FILE = "held_out.csv"
 
 
-def record(workdir: pathlib.Path, section: ConfigDict) -> None:
+def record(workdir: pathlib.Path, section: ConfigDict) -> str:
     """Write the held-out images of a `data` section, with their classes, if there are any; in the first process.
+
+    Returns a line about them, or "".
 
     Raises ValueError as `check`.
     """
     if not section.held_out:
-        return
+        return ""
     check(workdir, section)
+    rows = _rows(section)
     if jax.process_index() == 0 and not (workdir / FILE).is_file():
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("path", "label"), *_rows(section)])
+        csv.writer(text, lineterminator="\n").writerows([("path", "label"), *rows])
         files.write_text(workdir / FILE, text.getvalue())
+    return f"{len(rows)} other images are held out, and listed in {workdir / FILE}."
 
 
 def check(workdir: pathlib.Path, section: ConfigDict) -> None:
