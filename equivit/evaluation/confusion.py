@@ -28,9 +28,9 @@ def scores(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> d
     from sklearn import metrics  # slow to import
 
     numbers = range(len(names))
-    precision, recall, f1, support = metrics.precision_recall_fscore_support(
-        labels, predicted, labels=numbers, zero_division=0
-    )
+    zero: Any = 0  # scikit-learn's annotation has only words
+    found: Any = metrics.precision_recall_fscore_support(labels, predicted, labels=numbers, zero_division=zero)
+    precision, recall, f1, support = found
     matrix = metrics.confusion_matrix(labels, predicted, labels=numbers)
     return {
         "accuracy": float(np.mean(labels == predicted)),
@@ -45,7 +45,8 @@ def scores(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> d
             for k, name in enumerate(names)
         },
         "counts": {
-            name: {names[j]: int(matrix[k, j]) for j in np.flatnonzero(matrix[k])} for k, name in enumerate(names)
+            name: {names[j]: int(matrix[k, j]) for j in np.flatnonzero(matrix[k]).tolist()}
+            for k, name in enumerate(names)
         },
     }
 

@@ -133,7 +133,7 @@ def confusion(matrix: np.ndarray, classes: Sequence[str], output: pathlib.Path) 
         axes.set_yticks(range(number), names, fontsize=8)
     for row, column in np.argwhere(matrix) if number <= NUMBERED else ():
         color = "white" if shares[row, column] > 0.5 else "black"
-        axes.text(column, row, matrix[row, column], ha="center", va="center", fontsize=8, color=color)
+        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=8, color=color)
     figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.7)
     _write(figure, output)
 

@@ -119,7 +119,7 @@ def options(config: Config) -> dict[str, Any]:
     return min(found, key=len)
 
 
-def _changes(preset: Preset, config: Config) -> dict[str, Any] | None:
+def _changes(preset: Preset, config: Any) -> dict[str, Any] | None:
     """The overrides that turn a preset into a configuration; None if there are none."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     try:
