@@ -4,6 +4,8 @@
 # make coverage     the quick tests, and the share of lines of equivit and kernels that they run
 # make test-all     both, with every reference file under $EQUIVIT_PARITY
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
+# make docs         build the site of docs/ in build/site; a warning is an error
+# make package-test   install the wheel beside Hugging Face's `kernels`, and train outside of the clone (needs the network)
 # make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
 # make soak         kill runs and commands at random moments, and look for what is lost: about 40 minutes
 
@@ -16,7 +18,7 @@ WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart install-export test test-rest test-all coverage fuzz soak lint clean
+.PHONY: quickstart install-export test test-rest test-all coverage docs package-test fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -48,6 +50,18 @@ test-all: $(VENV)/.installed-dev
 coverage: $(VENV)/.installed-dev $(VENV)/.installed-export
 	$(PYTEST) --dist loadscope --no-loadscope-reorder --part quick --cov=equivit --cov=kernels --cov-report=term:skip-covered tests
 
+docs: $(VENV)/.installed-docs
+	$(VENV)/bin/mkdocs build --strict
+
+# In a fresh environment, whose files a second run keeps.  Neither the clone nor its .venv is on the path there.
+package-test: PACKAGE = $(abspath build/package)
+package-test: $(VENV)/bin/python
+	rm -rf build/lib $(PACKAGE)/wheel $(PACKAGE)/work && mkdir -p $(PACKAGE)/work
+	$(RUN) -m venv $(PACKAGE)/venv
+	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir=$(PACKAGE)/wheel .
+	$(PACKAGE)/venv/bin/pip install --quiet --disable-pip-version-check kernels $(PACKAGE)/wheel/*.whl
+	cd $(PACKAGE)/work && $(PACKAGE)/venv/bin/python -P $(abspath tests/package_check.py)
+
 fuzz: $(VENV)/.installed-dev
 	$(RUN) -m tests.fuzz --minutes=$(MINUTES)
 
@@ -76,6 +90,10 @@ $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/pyth
 $(VENV)/.installed-export: requirements-export.txt | $(VENV)/.installed
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-export.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "$(JAX2ONNX)"
+	@touch $@
+
+$(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/bin/python
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	@touch $@
 
 clean:

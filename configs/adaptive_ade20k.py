@@ -34,7 +34,7 @@ Where the paper contradicts itself or is silent:
 - Ranges of shifts are not given: here circular shifts cover the whole image, others 32 pixels to either side.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 SIZES = {"swin_t": (224, (1792, 448)), "swinv2_t": (256, (2048, 512))}

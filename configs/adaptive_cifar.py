@@ -52,7 +52,7 @@ Where the paper contradicts itself or is silent:
   the training schedule in fewer epochs; padding of adaptive models under standard shifts, here circular.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 INIT = config.Missing(

@@ -39,7 +39,7 @@ Where the paper contradicts the codes or is silent:
   padding; CvT's code adds 10 epochs at the lowest rate, here the schedule covers all 300.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

@@ -9,7 +9,7 @@ Ours: only the short runs in experiments/studies/README.md.
 Modes, joined by commas: 10 or 100 (10 by default), a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

@@ -34,7 +34,7 @@ Modes, joined by commas: S, B, L or H (default L), a family (plain by default, H
 quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 # For 400 and 800 epochs: the crop in pixels, the drop path, and the number of mixup groups, one for each GPU.

@@ -59,10 +59,10 @@ of objective.blocks and of the last block, each after the final norm.  Different
 - Gates of the kind spvit project its branch once; the code does so twice.
 - The grid of tokens follows the image, which need not be square.
 - Heads listed in model.replaced are replaced; the code checks a class for being an instance, and ignores its own lists.
-- precision="mixed" is bfloat16; the code trains in float16, whose gradients would need a scaled loss.
+- Products are in bfloat16; the code trains in float16, which --config.precision=float16 selects.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.depthwise import published
 from equivit.training import config
 

@@ -31,7 +31,7 @@ here crops come from the original images, and branches are dropped as in configs
 
 import math
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

@@ -37,7 +37,7 @@ the mean of the GPUs' means, here towards the mean of all masked patches.
 
 import math
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 FAMILIES = ("plain", "H8", "I8", "D8")

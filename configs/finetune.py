@@ -29,7 +29,7 @@ Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); p
 paper's code has only B,jumbo); lr=..., wd=... (with fork); quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

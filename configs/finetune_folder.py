@@ -2,7 +2,7 @@
 
 Source: the recipe of BEiT (arXiv 2106.08254) and MAE (arXiv 2111.06377), AdamW with layer-wise decay of the learning
 rate, shortened and with few augmentations for data sets of hundreds to some ten thousands of images.  Expected figures
-and cost depend on the data; docs/finetuning.md has an example.
+and cost depend on the data; docs/how_to/own_images.md has an example.
 
     python -m equivit.train --config=configs/finetune_folder.py --workdir=runs/photos \
         --config.init=timm:deit_3_small_224_1k.pth --config.data.source=folder:photos
@@ -18,7 +18,7 @@ Modes, joined by commas: decay=D, the factor of the learning rate from layer to 
 freeze=N (the patch embedding and the first N blocks keep their weights); head (only the head is trained); quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config, fine_tuning
 
 complete = fine_tuning.complete  # after the changes of the command line

@@ -33,7 +33,7 @@ stochastic depth, 0>; quicktest, for a baseline with the smallest model of its f
 the released checkpoint has 3, the default here.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 SIZES = {"pico": "pico16", "nano": "nano16", "tiny": "ti16", "small": "s16", "base": "b16"}

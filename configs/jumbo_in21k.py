@@ -17,7 +17,7 @@ registers, and with them wide (width 1024), alternative1 (a separate MLP for cla
 (a separate MLP for registers); drop_path=<rate of stochastic depth, 0>; quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 SIZES = {"small": "s16", "base": "b16"}

@@ -18,7 +18,7 @@ head, the crops, the LARS (optax's) and the last learning rate of the JAX versio
 alternative to LARS; quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

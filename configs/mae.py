@@ -19,7 +19,7 @@ Differences: in MAE's public code class and mask tokens decay, here no token doe
 steps an epoch, here 312 full batches (for 1600 epochs 500,455 and 499,200 steps); its patch bias starts at zero.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

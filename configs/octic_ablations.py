@@ -14,7 +14,7 @@ experiments/tables/octic/number_of_blocks.py draws Figure 4b from the runs, inva
 Modes, joined by commas: a family (D8 by default), k=<octic blocks>, invariant=<kind>, 400 or 800 (epochs), quicktest.
 """
 
-from configs import deit3, recipes
+from equivit.configs import deit3, recipes
 
 
 def get_config(mode: str = "D8"):

@@ -14,7 +14,7 @@ Modes, joined by commas (L,H8 if none is given): L or H (default L), a family (d
 quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

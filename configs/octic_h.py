@@ -26,7 +26,7 @@ epochs, from github.com/facebookresearch/deit, README_revenge.md (85.2 % upright
 Modes, joined by commas: a family (H8 by default), 400 or 800 (epochs), quicktest.
 """
 
-from configs import deit3, recipes
+from equivit.configs import deit3, recipes
 
 
 def get_config(mode: str = "H8"):

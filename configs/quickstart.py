@@ -7,7 +7,7 @@
 Modes, joined by commas: a family (plain, H8, I8, D8, H2, D2; H8 by default), quicktest.  Results: experiments/studies.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 

@@ -23,7 +23,7 @@ Modes, joined by commas:
 - frozen: only the decoder is trained; quicktest.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import config
 
 COLUMNS = {"vit_s16": {}, "octic_vit_s16": dict(family="D8")}

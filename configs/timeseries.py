@@ -20,7 +20,7 @@ Modes, joined by commas: univariate (the paper's ten sets; the default), multiva
 small sets of both archives, with 8 patches) or quicktest; public.
 """
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.training import sweep_config
 
 SETS = {

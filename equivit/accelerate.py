@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--weights", help="pretrained weights, SOURCE:FILE, such as dinov2:dinov2_vitb14_pretrain.pth")
     model.add_argument("--input", type=pathlib.Path, help="a run directory or a saved model")
-    parser.add_argument("--config", required=True, help="configs/depthwise.py:TASK,BACKBONE")
+    parser.add_argument("--config", required=True, help="depthwise:TASK,BACKBONE")
     number = parser.add_mutually_exclusive_group(required=True)
     number.add_argument("--blocks", type=int, help="number of blocks to replace")
     number.add_argument("--heads", type=int, help="number of single heads to replace, in any blocks; for dw and conv")

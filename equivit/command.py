@@ -16,11 +16,13 @@ from equivit import errors
 from equivit.intervals import LARGEST_INT
 from equivit.training.run import processes, stopping
 
+CONFIG = "a recipe or a file, such as octic_h:H8, configs/octic_h.py:H8 or my/recipe.py"  # the help of --config
+
 
 def parser(name: str, description: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """A parser of the arguments of `python -m equivit.<name>`; a description of several lines keeps its line breaks."""
+    """A parser of the arguments of a command; a description of several lines keeps its line breaks."""
     lines = argparse.RawDescriptionHelpFormatter if "\n" in (description or "") else argparse.HelpFormatter
-    prog = f"python -m equivit.{name}"
+    prog = f"equivit {name}" if pathlib.Path(sys.argv[0]).name == "equivit" else f"python -m equivit.{name}"
     return argparse.ArgumentParser(
         prog=prog, description=description, epilog=epilog, formatter_class=lines, allow_abbrev=False
     )

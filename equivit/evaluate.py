@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workdir", type=pathlib.Path, help="run directory; evaluates its newest intact checkpoint")
     what.add_argument("--model", type=pathlib.Path, help="saved model; needs --config for the data")
-    parser.add_argument("--config", help="with --model: configs/FILE.py or configs/FILE.py:MODE")
+    parser.add_argument("--config", help=f"with --model: {command.CONFIG}")
     parser.add_argument("--suite", help="protocols, separated by commas; by default the suite of the config")
     parser.add_argument("--weights", help="with --workdir: averaged (objective.ema), or student instead of teacher")
     parser.add_argument(

@@ -146,7 +146,7 @@ def write(
     import numpy as np
     from flax import nnx
 
-    import kernels
+    from equivit import kernels
     from equivit.models.inference import deployed
 
     path = pathlib.Path(path)

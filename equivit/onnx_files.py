@@ -28,7 +28,9 @@ def library(name: str) -> Any:
         with _quiet():
             return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(f"{name} is not installed ({error}); {INSTALL} installs it.") from error
+        raise ValueError(
+            f"{name} is not installed ({error}); {INSTALL} installs it, or the pip commands of docs/export.md."
+        ) from error
 
 
 def check_opset(thing: str, opset: int) -> None:

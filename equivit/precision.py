@@ -3,7 +3,8 @@
 "mixed" rounds the factors of matrix products and convolutions to bfloat16, like autocast in the official codes.  A
 linear map computes in the type of its weight; norms, layer scales, positions, softmax, statistics and the residual
 stream stay in float32.  In bfloat16 the stream would lose most of the blocks' contributions at the start of training,
-when layer scales are 1e-4.
+when layer scales are 1e-4.  "float16" rounds the same factors to float16, which has three more bits but a smaller
+range: training scales its loss (`training/loss_scale.py`).
 """
 
 import dataclasses
@@ -15,9 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
-from kernels import mesh
+from equivit.kernels import mesh
 
-PRECISIONS = ("float32", "mixed", "bfloat16")
+LOW = {"mixed": jnp.bfloat16, "bfloat16": jnp.bfloat16, "float16": jnp.float16}  # the type of rounded parameters
+PRECISIONS = ("float32", *LOW)
 M = TypeVar("M", bound=nnx.Module)
 
 
@@ -25,8 +27,9 @@ def cast(module: M, precision: str) -> M:
     """Copy `module` for computation at a precision.
 
     Args:
-      precision: "float32" keeps all types; "mixed" casts the parameters that declare `product=True`; "bfloat16" casts
-        all parameters, and with them the residual stream.  Statistics and buffers keep their type.
+      precision: "float32" keeps all types; "mixed" and "float16" cast the parameters that declare `product=True`, to
+        bfloat16 and float16; "bfloat16" casts all parameters, and with them the residual stream.  Statistics and
+        buffers keep their type.
 
     Raises ValueError for an unknown precision.
     """
@@ -35,7 +38,8 @@ def cast(module: M, precision: str) -> M:
     graph, state = nnx.split(module)
     flat = nnx.to_flat_state(state)
     rounded = [path for path, variable in flat if _is_rounded(variable, precision)]
-    arrays = dict(zip(rounded, _in_bfloat16([dict(flat)[path].get_value() for path in rounded]), strict=True))
+    arrays = [dict(flat)[path].get_value() for path in rounded]
+    arrays = dict(zip(rounded, _rounded(arrays, LOW[precision]), strict=True)) if rounded else {}
     return nnx.merge(graph, nnx.from_flat_state([(p, v.replace(arrays.get(p, v.get_value()))) for p, v in flat]))
 
 
@@ -56,6 +60,6 @@ def _is_rounded(variable: nnx.Variable, precision: str) -> bool:
     return floating and (precision == "bfloat16" or variable.get_metadata().get("product", False))
 
 
-@functools.partial(jax.jit, inline=True)  # one program instead of one per shape
-def _in_bfloat16(arrays):
-    return [array.astype(jnp.bfloat16) for array in arrays]
+@functools.partial(jax.jit, static_argnums=1, inline=True)  # one program instead of one per shape
+def _rounded(arrays, dtype):
+    return [array.astype(dtype) for array in arrays]

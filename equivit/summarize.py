@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     example = "Keys can be changed: --config.data.image_size=(384,384) with --config, --model.family=I8 with --model"
     parser = command.parser("summarize", "Parameters, multiply-adds and memory of a model.", epilog=example)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", help="configs/FILE.py or configs/FILE.py:MODE")
+    what.add_argument("--config", help=command.CONFIG)
     what.add_argument("--model", help="a name of the zoo, such as octic_vit_h14")
     parser.add_argument("--memory", action="store_true", help="also compile a forward pass and a training step; slower")
     parser.add_argument("--target", help="also compile the training step for these GPUs: h200x8, h100x64, a100")

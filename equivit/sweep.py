@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "Any key of the config can be changed, --config.KEY=VALUE, or take several values, --sweep.KEY=VALUE,VALUE"
     )
     parser = command.parser("sweep", __doc__, epilog=example)
-    parser.add_argument("--config", required=True, help="configs/FILE.py or configs/FILE.py:MODE")
+    parser.add_argument("--config", required=True, help=command.CONFIG)
     results = "directory of the results; resumes the sweep in it"
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help=results)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     example = "Any key of the config can be changed: --config.data.source=npz:digits.npz --config.epochs=3"
     parser = command.parser("train", "Train a model, or resume a run.", epilog=example)
-    parser.add_argument("--config", required=True, help="configs/FILE.py or configs/FILE.py:MODE")
+    parser.add_argument("--config", required=True, help=command.CONFIG)
     parser.add_argument("--workdir", type=pathlib.Path, help="run directory (required); resumes the run in it")
     parser.add_argument("--show", action="store_true", help="print every key of the config and exit")
     parser.add_argument("--seeds", help="one run per seed, such as 0,1,2; report.json then has mean and spread")

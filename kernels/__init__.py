@@ -11,6 +11,9 @@ chooses when a program is lowered, among kernels that have run on such a chip.  
 `pointwise.py` has the octic GELU's arithmetic for kernels of any backend.
 """
 
-from kernels.dispatch import using
+if __name__ != "equivit.kernels":  # its modules would be loaded a second time
+    raise ImportError("import equivit.kernels, not kernels; for another project's kernels leave the root of the clone.")
+
+from equivit.kernels.dispatch import using
 
 __all__ = ["using"]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from kernels import gpus
+from equivit.kernels import gpus
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "tpu", "gpu", "cpu", "interpret")
 # The kernels of "auto", by platform of `jax.lax.platform_dependent`: only kernels that have run on such a chip.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.derivatives import with_pullback
-from kernels.dispatch import stored
+from equivit.kernels.dispatch import stored
 
 
 @jax.custom_jvp

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.product import LINEAR, bilinear, kept
+from equivit.kernels.product import LINEAR, bilinear, kept
 
 Field = tuple[jax.Array, ...]
 # Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.

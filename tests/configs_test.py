@@ -18,6 +18,7 @@ from equivit.training import config as configs
 from tests.pretrained import torch_archive
 
 ROOT = pathlib.Path(__file__).parents[1] / "configs"
+SHARED = ("__init__.py", "recipes.py")
 # Millions of trained parameters: octic ViTs, Table 2, and facts of the recipes (I8 and D8 with the power spectrum).
 FULL = {
     "deit3.py": 304.37,
@@ -86,7 +87,7 @@ def test_full_configuration(name, millions):
     assert "sharding" in text
 
 
-QUICK = sorted(path.name for path in ROOT.glob("*.py") if path.name not in ("recipes.py", "timeseries.py"))
+QUICK = sorted(path.name for path in ROOT.glob("*.py") if path.name not in (*SHARED, "timeseries.py"))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -227,11 +228,11 @@ def test_a_model_is_not_adapted_from_random_weights():
     assert configs.load(str(ROOT / "adaptive_cifar.py:cvt_13,adapted=1,quicktest")).init is None
 
 
-@pytest.mark.parametrize("name", [path.name for path in ROOT.glob("*.py") if path.name != "recipes.py"])
+@pytest.mark.parametrize("name", [path.name for path in ROOT.glob("*.py") if path.name not in SHARED])
 def test_a_recipe_is_one_page(name):
     """octic_h.py and octic_ablations.py take the one recipe of DeiT III."""
     imported = "deit3, recipes" if name in ("octic_h.py", "octic_ablations.py") else "recipes"
-    assert set(re.findall(r"^from configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {imported}
+    assert set(re.findall(r"^from equivit.configs import (.+)$", (ROOT / name).read_text(), re.MULTILINE)) == {imported}
 
 
 @pytest.mark.slow

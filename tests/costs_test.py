@@ -10,15 +10,14 @@ from absl.testing import absltest, parameterized
 from flax import nnx
 from jax.experimental import pallas as pl
 
-import kernels
-from equivit import costs
+from equivit import costs, kernels
 from equivit.costs import Cost
+from equivit.kernels.attention import attend
 from equivit.layers import dense, isotypic
 from equivit.layers.depthwise_conv import depthwise_conv
 from equivit.models import zoo
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
-from kernels.attention import attend
 
 # What the official implementations have and their counter gives: M parameters, G multiply-adds.  The octic figures are
 # counted with fused attention, the flip ones unfused.  The last four octic rows are those of the octic paper's Table 2.

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models, precision, testing
+from equivit.layers import dense
 from equivit.layers.batch_stats import recording
 from equivit.layers.stack import used
 from equivit.models import decoders, zoo
@@ -69,10 +70,11 @@ def test_what_the_blocks_add_is_kept(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_factors_of_products_are_rounded_and_nothing_else(kind):
     model = build(kind)
+    arrays = {kind: logical.take(precision.cast(model, kind)) for kind in ("mixed", "float16")}
     for leaf, table in logical.tensors(model).items():
-        before, after = logical.take(model)[leaf], logical.take(precision.cast(model, "mixed"))[leaf]
-        product = table.flat[0].product
-        assert after.dtype == (jnp.bfloat16 if product else jnp.float32), leaf
+        before, product = logical.take(model)[leaf], table.flat[0].product
+        assert arrays["mixed"][leaf].dtype == (jnp.bfloat16 if product else jnp.float32), leaf
+        assert arrays["float16"][leaf].dtype == (jnp.float16 if product else jnp.float32), leaf
         assert product == (leaf.split(".")[-1] in ("weight", "kernel", "lines", "planes") and is_map(leaf)), leaf
         assert logical.take(precision.cast(model, "float32"))[leaf].dtype == before.dtype
 
@@ -122,8 +124,17 @@ def test_a_dropped_branch_keeps_the_type_of_the_stream(name, options):
         assert jax.eval_shape(run, model, x, key).patches.values.dtype == stream
 
 
+@pytest.mark.parametrize("name", dense.ACTIVATIONS)
+def test_slopes_of_large_values_are_finite_in_float16(name):
+    """The square of 300 is beyond 65504."""
+    slope = jax.grad(lambda x: dense.ACTIVATIONS[name](x).astype(jnp.float32).sum())
+    np.testing.assert_array_equal(slope(jnp.asarray([300.0, -300.0], jnp.float16)), [1, 0])
+
+
 def test_an_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match="precision='mix' is not one of float32, mixed, bfloat16; the nearest is 'mi"):
+    with pytest.raises(
+        ValueError, match="precision='mix' is not one of float32, mixed, bfloat16, float16; the nearest"
+    ):
         precision.cast(build("plain"), "mix")
 
 

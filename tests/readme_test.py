@@ -1,6 +1,6 @@
 """README.md and docs/: their examples run, their commands parse, their links and pictures are there."""
 
-import importlib
+import ast
 import os
 import pathlib
 import re
@@ -29,6 +29,7 @@ from equivit import (
     testing,
     train,
 )
+from equivit.configs import finetune_folder
 from equivit.evaluation import summary
 from equivit.models import zoo
 from equivit.training import config as configs
@@ -41,10 +42,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SHARED = ["flags", "studies/several_seeds"]  # flags of several experiments
 SHARED += [f"tables/{name}" for name in ("finished_runs", "measuring")]
-DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").iterdir())
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 SCRIPTS = scripts()
 EXPERIMENTS = [f"experiments/{name}README.md" for name in ("", "tables/", "studies/", "benchmarks/")]
-PAGES = ("README.md", *DOCS, *EXPERIMENTS, "configs/README.md", "colabs/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, *EXPERIMENTS, "configs/README.md", "colabs/README.md")
 PROGRAMS = (accelerate, compare, convert, evaluate, export, predict, profile, summarize, sweep, train)
 COMMANDS = {module.__name__: module for module in PROGRAMS}
 EXAMPLES = "\n".join((ROOT / page).read_text() for page in ("README.md", *DOCS))
@@ -52,8 +53,12 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.DOTALL | re.MULTILINE
 
 
 def commands(page: str, program: str) -> list[list[str]]:
-    """The words after `python` wherever a page runs the program, in a block or between backticks."""
+    """The words after `python` wherever a page runs the program, in a block or between backticks.
+
+    A line `equivit NAME ...` runs a command too.
+    """
     text = (ROOT / page).read_text().replace("\\\n", " ")
+    text = re.sub(r"^equivit (\w+)", r"python -m equivit.\1", text, flags=re.MULTILINE)
     found = re.findall(rf"python {program}[^`\n]*", text)  # a bare name, without arguments, is no command
     found = [line for line in found if not line.startswith("python -m") or " --" in line]
     return [shlex.split(line.rstrip('"') if line.count('"') % 2 else line, comments=True)[1:] for line in found]
@@ -105,17 +110,9 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 
 def test_every_example_is_run_by_a_test():
-    assert len(BLOCKS) == 7
-    for word in (
-        "jnp.rot90",
-        "Classifier",
-        "logits.shape",
-        '"timm"',
-        "predict.load",
-        "replacement.replace",
-        "def blur",
-    ):
-        assert block(word)
+    words = ["jnp.rot90", "Classifier", "logits.shape", "photo.jpg", "predict.load", "replacement.replace", "def blur"]
+    words += ["reconfigure", "nnx.Optimizer", "randomise"]
+    assert len(BLOCKS) == len(words) and all(map(block, words))
 
 
 @pytest.mark.slow
@@ -139,11 +136,11 @@ def test_a_whole_model(tmp_path):
 def test_public_weights(folder):
     from tests.pretrained import torch_archive
 
-    (name,) = re.findall(r'load\("timm", "(.*)"\)', block('"timm"'))
+    (name,) = re.findall(r'load\("timm", "(.*)"\)', block("photo.jpg"))
     assert f"/{name})" in README  # where to get it
     torch_archive.write(folder / name, {"model": deit3(192)})
     photo(folder / "photo.jpg", 0)
-    assert len(re.findall(r"\d+", run(folder, block('"timm"')))) == 5
+    assert len(re.findall(r"\d+", run(folder, block("photo.jpg")))) == 5
 
 
 @pytest.mark.slow
@@ -156,7 +153,7 @@ def test_your_own_images(folder, monkeypatch):
     for name in "ab":
         photo(folder / f"more_photos/{name}.jpg", 0)
     torch_archive.write(folder / "deit_3_small_224_1k.pth", {"model": deit3(192)})
-    words, *_ = commands("docs/finetuning.md", "-m equivit.train")
+    words, *_ = commands("docs/how_to/own_images.md", "-m equivit.train")
     small = ["epochs=None", "steps=1", "batch_size=8", "data.image_size=(32,32)", "log.to=()"]
     small += ["evaluation.every_epochs=None"]
     monkeypatch.setattr(summary, "conclude", lambda *_, **__: {})
@@ -181,6 +178,30 @@ def test_attention_replaced_by_convolution(folder, monkeypatch):
     assert [one.block for one in names["model"].config.replaced] == list(names["blocks"])
 
 
+def test_public_weights_with_another_head_and_size(tmp_path, monkeypatch, capsys):
+    from tests.pretrained import torch_archive
+
+    example = block("reconfigure")
+    (name,) = re.findall(r'load\("timm", "(.*)", num', example)
+    torch_archive.write(tmp_path / name, {"model": deit3(192)})
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/how_to/public_weights.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == re.search(r"print\(.*\)  # (.*)", example)[1]
+
+
+def test_a_layer_in_your_own_training_loop(capsys):
+    """With a tenth of the steps."""
+    exec(compile(block("nnx.Optimizer").replace("range(300)", "range(30)"), "docs/how_to/own_layer.md", "exec"), {})
+    upright, turned = (float(text) for text in re.findall(r": ([\d.]+)%", capsys.readouterr().out))
+    assert upright == turned > 25  # ten classes
+
+
+@pytest.mark.slow
+def test_guarantees_on_a_random_model(capsys):
+    exec(compile(block("randomise"), "docs/how_to/guarantees.md", "exec"), {})
+    assert all(0 < float(line) < 1e-5 for line in capsys.readouterr().out.splitlines())
+
+
 def test_assert_equivariant_on_your_own_function(tmp_path):
     gap, error = run(tmp_path, block("def blur")).splitlines()[:2]
     assert float(gap) < 1e-5 and error.startswith("octic element 'r': the output deviates by ")
@@ -198,7 +219,7 @@ completed = fine_tuning.complete
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page, monkeypatch):
     """Flags, configs, modes and keys of the commands exist; nothing is run."""
-    monkeypatch.setattr(fine_tuning, "complete", without_files)
+    monkeypatch.setattr(finetune_folder, "complete", without_files)
     for name, module in COMMANDS.items():
         for words in commands(page, f"-m {name}"):
             options, rest = module._parser().parse_known_args(words[2:])
@@ -211,8 +232,9 @@ def test_commands_parse(page, monkeypatch):
             if getattr(options, "config", None):
                 series = name == "equivit.sweep" and not lists
                 schema = sweep_config.SCHEMA if series else configs.TRAINING
+                recipe = str(ROOT / options.config) if "/" in options.config else options.config
                 for values in sweep_grid.runs(lists).values():
-                    configs.load(str(ROOT / options.config), [*changes, *values], schema=schema)
+                    configs.load(recipe, [*changes, *values], schema=schema)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -250,4 +272,5 @@ def test_every_folder_says_what_it_is(name):
     if (ROOT / name / "README.md").is_file():
         assert len((ROOT / name / "README.md").read_text().splitlines()) >= 4
     else:
-        assert len(importlib.import_module(name).__doc__.splitlines()) >= 4
+        tree = ast.parse((ROOT / name / "__init__.py").read_text())
+        assert len((ast.get_docstring(tree) or "").splitlines()) >= 4

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-import kernels
-from equivit import models
+from equivit import kernels, models
 
 ROOT = pathlib.Path(__file__).parents[1]
-PACKAGES = (str(ROOT / "equivit"), str(ROOT / "kernels"))
+PACKAGE = str(ROOT / "equivit")
 COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # later versions of Python call none
 
 
@@ -22,7 +21,7 @@ def walked(function) -> list[str]:
 
     def note(frame, event, _):
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGES) and code.co_name not in COMPREHENSIONS:
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name not in COMPREHENSIONS:
             files.append(code.co_filename)
 
     sys.setprofile(note)

@@ -11,13 +11,13 @@ from jax.experimental import multihost_utils
 
 from equivit.data.devices import check_like_first, padded
 from equivit.depthwise.selection import aligned
+from equivit.kernels.attention import attend
 from equivit.layers import dense, isotypic
 from equivit.layers.depthwise import ReplacedAttention, channels_of_heads
 from equivit.layers.grid import Layout
 from equivit.layers.parts import identity
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
-from kernels.attention import attend
 
 _product = functools.partial(jnp.einsum, precision="highest")
 

@@ -14,6 +14,7 @@ from flax import nnx
 
 from equivit import errors, logical
 from equivit.depthwise import replacement
+from equivit.kernels.attention import attend, side_by_side
 from equivit.layers import dense
 from equivit.layers.depthwise import (
     BY_HEAD,
@@ -27,7 +28,6 @@ from equivit.layers.folded_attention import linear
 from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
 from equivit.models.vit.model import ViT
-from kernels.attention import attend, side_by_side
 
 KINDS = (*BY_HEAD, "spvit")
 STARTS = ("uniform", "xavier")

@@ -106,6 +106,15 @@ def adapted(model: nnx.Module) -> dict[str, np.ndarray]:
     return {leaf: mask for leaf, mask in masks.items() if mask.any()}
 
 
+def check_precision(precision: str) -> None:
+    """ValueError for "float16", in which gradients need a scaled loss (`training/loss_scale.py`)."""
+    if precision == "float16":
+        raise ValueError(
+            "sar: precision='float16' would lose its gradients, as its loss has no scale; evaluate sar after training, "
+            "with --config.precision=mixed."
+        )
+
+
 @jax.jit
 def start(model: nnx.Module) -> State:
     """The state before the first batch."""
@@ -130,11 +139,12 @@ def step(
       state: from `start` or the previous batch.
       images: [B, H, W, C], normalised.
       weight: [B]; images of weight 0 (padding) are ignored.  None: all count.
-      precision: the precision of the model; the step casts all but the adapted parameters to it.
+      precision: the precision of the model, not "float16"; the step casts all but the adapted parameters to it.
 
     Returns the next state; the logits float32 [B, classes] before the step; and a dict: "entropy" [B] of these
     predictions, "kept" [B], whether an image passed the first filter, and "reset", whether the step ended in a reset.
     """
+    check_precision(precision)
     masks = adapted(model)
 
     def confident_entropy(arrays, candidates):

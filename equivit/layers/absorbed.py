@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import mesh
+from equivit.kernels import mesh
 
 
 def absorbed(norm: Any, body: Any, scale: Any) -> tuple[Any, Any]:

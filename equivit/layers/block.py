@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.dispatch import AUTO, FUSED
+from equivit.kernels.octic_branch import Weights, octic_attention, octic_mlp
 from equivit.layers import isotypic
 from equivit.layers.absorbed import absorbed, read_dtype
 from equivit.layers.dropout import Key, Rate, dropout
@@ -17,8 +19,6 @@ from equivit.layers.parts import identity
 from equivit.layers.stochastic_depth import drop_path, on_subset, subset
 from equivit.symmetry.fields import Isotypic, Tokens, TokensT
 from equivit.symmetry.groups import OCTIC
-from kernels.dispatch import AUTO, FUSED
-from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 
 class Branch(NamedTuple):
@@ -86,10 +86,14 @@ def _forked(layout, branch, x):
 @_forked.defjvp
 def _derivative(layout, primals, tangents):
     def equal(branch, x):
-        norm, body = absorbed(*branch)
+        # In float16 diag(1e-4) W would have few bits: below 6e-5 there are only multiples of 6e-8.
+        absorbs = read_dtype(branch.body) != jnp.float16
+        norm, body = absorbed(branch.norm, branch.body, branch.scale if absorbs else None)
         x, z = norm.fork(x, read_dtype(body))
         y, scale = body(z, layout), branch.scale
-        return x, y if scale is None else y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype))
+        if scale is None:
+            return x, y
+        return x, y.astype(jnp.result_type(y.dtype, scale.scales[0].dtype)) if absorbs else scale(y)
 
     return jax.jvp(equal, primals, tangents)
 

@@ -18,9 +18,9 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
+from equivit.kernels.convolution import convolve
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.dense import uniform
-from kernels.convolution import convolve
 
 Pair = tuple[int, int]
 MODES = ("zeros", "circular")

@@ -32,6 +32,8 @@ import numpy as np
 from flax import nnx
 
 from equivit import errors
+from equivit.kernels.attention import attend, head_by_head, side_by_side
+from equivit.kernels.product import add_bias
 from equivit.layers import dense, isotypic
 from equivit.layers.depthwise_conv import Grid, check_taps, depthwise_conv, isotypic_depthwise_conv
 from equivit.layers.folded_attention import DenseValues, DepthwiseValues, FoldedAttention, linear
@@ -39,7 +41,6 @@ from equivit.layers.grid import Layout
 from equivit.layers.rngs import Keys
 from equivit.layers.taps import check_start, default_start, drawn
 from equivit.symmetry.fields import Isotypic
-from kernels.attention import attend, head_by_head, side_by_side
 
 KINDS = ("conv", "dw", "spvit", "ens_dw", "identity")
 FORMS = ("released", "printed")
@@ -359,7 +360,7 @@ def convolved(
     if follows is not None:
         inside = depthwise_conv(jnp.ones(values.shape[-2:], taps.dtype), taps, grid, padding=padding)
         bias = follows * (taps.sum((0, 1)) - inside)
-    return y if bias is None else y + bias.astype(y.dtype)
+    return y if bias is None else add_bias(y, bias)
 
 
 def taps_by_channel(kind: str, taps: jax.Array, channels: int) -> jax.Array:

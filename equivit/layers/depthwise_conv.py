@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit import errors
+from equivit.kernels.convolution import convolve
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
-from kernels.convolution import convolve
 
 Pair = tuple[int, int]
 Grid = Pair | Layout | None  # None (a block called without its layout) raises

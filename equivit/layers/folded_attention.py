@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit.kernels.attention import attend, side_by_side, split_heads
+from equivit.kernels.convolution import convolve
+from equivit.kernels.product import add_bias
 from equivit.layers import dense
 from equivit.layers.depthwise_conv import MODES, Grid, Pair, check_wrap, depthwise_conv, filled_grid
 from equivit.layers.rngs import Keys
-from kernels.attention import attend, side_by_side, split_heads
-from kernels.convolution import convolve
 
 
 class FoldedAttention(nnx.Module):
@@ -52,7 +53,7 @@ class DepthwiseValues(nnx.Module):
 
     def __call__(self, x: jax.Array, grid: Grid) -> jax.Array:
         y = depthwise_conv(self.value(x), self.taps[...], grid, padding=self.padding)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return y if self.bias is None else add_bias(y, self.bias[...])
 
 
 class DenseValues(nnx.Module):
@@ -79,7 +80,7 @@ class DenseValues(nnx.Module):
             maps = x.astype(kernel.dtype).reshape(-1, h, w, x.shape[-1])
             p = kernel.shape[0] // 2
             y = convolve(maps, kernel, pads=((p, p), (p, p)), mode=MODES[self.padding])
-            y = y if self.bias is None else y + self.bias_on((h, w)).astype(y.dtype)
+            y = y if self.bias is None else add_bias(y, self.bias_on((h, w)))
             y = nnx.relu(y) if self.relu else y
             return y.reshape(*x.shape[:-1], -1)
 

@@ -15,18 +15,18 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from equivit import errors
+from equivit.kernels.attention import weights
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
+from equivit.kernels.isotypic_linear import add_to_first, linear
+from equivit.kernels.norm import Norm, fork, normalise, standardise
+from equivit.kernels.octic_linear_gelu import octic_feed_forward
 from equivit.layers import dense
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
-from kernels.attention import weights
-from kernels.d8_gelu import d8_gelu
-from kernels.isotypic_attention import head_by_head, irrep_by_irrep, isotypic_attention
-from kernels.isotypic_linear import add_to_first, linear
-from kernels.norm import Norm, fork, normalise, standardise
-from kernels.octic_linear_gelu import octic_feed_forward
 
 
 def channels(name: str, width: int, group: Group) -> int:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.derivatives import zero_slope
+from equivit.kernels.convolution import around
 from equivit.layers.dense import patchify
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.convolution import around
 
 Pair = tuple[int, int]
 STRIDE = (2, 2)

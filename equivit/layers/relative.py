@@ -16,12 +16,12 @@ import numpy as np
 from flax import nnx
 
 from equivit.derivatives import linear
+from equivit.kernels.attention import reference
 from equivit.layers import dense, isotypic
 from equivit.layers.grid import Layout
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC, Group
-from kernels.attention import reference
 
 Pair = tuple[int, int]
 

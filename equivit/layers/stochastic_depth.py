@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.lax import GatherScatterMode as Mode
 
 from equivit import errors
+from equivit.kernels import mesh
 from equivit.layers.dropout import Key, Rate, is_zero, rescaled
 from equivit.symmetry.fields import TokensT
-from kernels import mesh
 
 
 def drop_path(x: TokensT, rate: Rate, key: Key, *, axes: int = 2) -> TokensT:

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.attention import head_by_head, side_by_side
 from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.folded_attention import DenseValues, FoldedAttention, linear
@@ -34,7 +35,6 @@ from equivit.layers.rngs import Keys
 from equivit.layers.stack import Stack
 from equivit.models.model import ModelModule
 from equivit.models.vit.model import ViT
-from kernels.attention import head_by_head, side_by_side
 
 
 def fold(model: ModelModule) -> ModelModule:

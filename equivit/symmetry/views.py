@@ -12,10 +12,10 @@ import operator
 import jax
 import jax.numpy as jnp
 
+from equivit.kernels.views import greatest_view
+from equivit.kernels.views.reference import FACTORS, blocks, greatest, mixed
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC, Group
-from kernels.views import greatest_view
-from kernels.views.reference import FACTORS, blocks, greatest, mixed
 
 __all__ = ["first_of_largest", "greatest", "oriented_hashes", "view_hashes"]
 

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from equivit import errors
-from kernels.mesh import HOST
+from equivit.kernels.mesh import HOST
 
 MOST = 64  # cards
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from equivit.kernels.mesh import HOST
 from equivit.targets.cards import Card, Target
 from equivit.targets.program import Computation, Instruction
-from kernels.mesh import HOST
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 

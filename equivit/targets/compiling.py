@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from equivit.kernels import gpus
+from equivit.kernels.mesh import HOST
 from equivit.targets.cards import Target
-from kernels import gpus
-from kernels.mesh import HOST
 
 INSTALL = 'pip install "jax[cuda13-local]"'
 CUDNN = 91000  # as in the description of a card

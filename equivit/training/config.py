@@ -3,6 +3,7 @@
 A file of `configs/` begins with `get_base()` and changes what it needs; the command line changes more:
 
     python -m equivit.train --config=configs/quickstart.py:quicktest --config.optimizer.weight_decay=0.1
+    python -m equivit.train --config=quickstart:quicktest  # the same recipe, from any directory
 
 A file may also define `complete(config)`, which fills in values that depend on those of the command line.
 
@@ -15,7 +16,9 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Annotated, Any
 
 from ml_collections import ConfigDict
@@ -30,6 +33,8 @@ from equivit.models.patchtst import model as patchtst
 from equivit.objectives.registry import OBJECTIVES
 from equivit.precision import PRECISIONS
 from equivit.training import logging, optimizers, schedules, sharding
+
+RECIPES = pathlib.Path(__file__).parents[1] / "configs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,9 +183,13 @@ def _check_run(config: ConfigDict) -> None:
 
 
 def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING) -> ConfigDict:
-    """Return the checked configuration of `file.py` or `file.py:mode`, changed by overrides such as `data.workers=2`.
+    """Return the checked configuration of a recipe or a file, changed by overrides such as `data.workers=2`.
 
-    `schema` is for commands whose configurations have other sections.
+    Args:
+      path: the name of a recipe of `equivit.configs`, or a Python file; a mode may follow: "octic_h:H8",
+        "my/recipe.py:H8".  A file may import modules beside it.
+      overrides: `key=value`, in order.
+      schema: for commands whose configurations have other sections.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -202,14 +211,33 @@ def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING)
     return config.lock()
 
 
-def _module(file: str) -> Any:
-    """Run a Python file and return its module."""
-    if not pathlib.Path(file).is_file():
-        found = errors.nearest(file, pathlib.Path(file).parent.glob("*.py"))
+def _module(file: str) -> ModuleType:
+    """Import a recipe, given by its name, or a Python file that defines `get_config`."""
+    path = pathlib.Path(file)
+    recipes = sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "recipes"})
+    if file == path.stem:
+        errors.one_of("--config", file, recipes)
+        path = RECIPES / f"{file}.py"
+    elif not path.is_file():
+        found = errors.nearest(file, path.parent.glob("*.py"))
+        if path.stem in recipes:
+            found = f"; the recipe that comes with equivit is {path.stem}"
         raise FileNotFoundError(f"config: there is no file '{file}'{found}.")
-    spec = importlib.util.spec_from_file_location("equivit_config", file)
+    ours = path.stem in recipes and path.parent.samefile(RECIPES)
+    module = importlib.import_module(f"equivit.configs.{path.stem}") if ours else _import_file(path)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"config: '{file}' must define get_config(mode), which returns the configuration.")
+    return module
+
+
+def _import_file(path: pathlib.Path) -> ModuleType:
+    """Import a file; modules beside it are found first, now and later, as they are for a script."""
+    spec = importlib.util.spec_from_file_location("equivit_config", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"config: '{file}' must be a Python file, with the ending .py.")
+        raise ValueError(f"config: '{path}' must be a Python file, with the ending .py.")
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -149,12 +149,14 @@ class Meter:
         while len(self._pending) > leave:
             metrics = jax.device_get(self._pending.popleft())
             good &= bool(metrics.pop("good"))
+            if metrics.get("skipped"):
+                del metrics["grad_norm"]  # not finite
             for name, value in metrics.items():
                 self._values[name].append(float(value))
         return good
 
     def summary(self) -> dict[str, float]:
-        """Means since the last summary, and speed; call after `flush`."""
+        """Means since the last summary, and speed; call after `flush`.  Skipped steps have no gradient norm."""
         seconds, steps = time.perf_counter() - self._since, len(self._values["loss"])
         result = {name: float(np.mean(values)) for name, values in self._values.items()}
         result |= {"images_per_second": steps * self._batch_size / seconds, "step_seconds": seconds / max(steps, 1)}
@@ -231,6 +233,7 @@ def _rewrite(path, lines, selects):
 def _line(metrics):
     formats = {
         "loss": "loss {:.4f}", "accuracy": "accuracy {:.3f}", "lr": "lr {:.2e}", "grad_norm": "grad norm {:.2f}",
+        "loss_scale": "loss scale {:.0f}",
         "images_per_second": "{:.0f} images/s", "step_seconds": "{:.3f} s/step", "data_wait_share": "waiting {:.0%}",
     }  # fmt: skip
     known = [form.format(metrics[name]) for name, form in formats.items() if name in metrics]

@@ -18,7 +18,7 @@ from equivit.evaluation import runner
 from equivit.intervals import LARGEST_INT
 from equivit.models import saved
 from equivit.trained_on import UNKNOWN, TrainedOn
-from equivit.training import build, freezing, sharding
+from equivit.training import build, freezing, optimizers, sharding
 from equivit.training.build import Program
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter, Profile
@@ -139,7 +139,7 @@ def train(
                     raise _not_finite(state, run, checkpoints, config.optimizer.clip)
                 if logs or done == total:
                     means = meter.summary()
-                    log.write(done, {**run.rates(step), **means})
+                    log.write(done, {**run.rates(max(optimizers.updates(state.optimizer) - 1, 0)), **means})
                     for remark in run.objective.remarks(means):
                         log.say(f"Warning at step {done}: {remark}")
                 if exports:
@@ -188,17 +188,19 @@ def _figures(results):
 
 def _not_finite(state, run, checkpoints, clip):
     """Save the state, which the bad step left unchanged, and return the error."""
-    step = int(state.step)
+    step, rate = int(state.step), float(run.lr(optimizers.updates(state.optimizer)))
     if step:
         checkpoints.save_before_failure(state._replace(good=state.good | True))
         checkpoints.wait()
     fix = f"lower schedule.lr, or clip gradients with optimizer.clip (now {clip})"
+    if state.loss_scale is not None:
+        fix += ", or set precision='mixed', as float16 ends at 65504"
     if earlier := [saved for saved in checkpoints.steps if saved < step]:
         other = f"delete it if the loss had risen before, to continue from the one of step {earlier[0]}"
     else:
         other = "if the loss had risen before, begin again in another --workdir"
     return NotFiniteError(
-        f"the loss or a gradient was not finite at step {step} (learning rate {float(run.lr(step)):.3g}); last good "
+        f"the loss or a gradient was not finite at step {step} (learning rate {rate:.3g}); last good "
         f"checkpoint: {checkpoints.latest}.  To go on from it, {fix}, with the same --workdir; {other}."
     )
 

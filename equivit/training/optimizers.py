@@ -130,6 +130,11 @@ def create(
     return _only_trained(optax.named_chain(*parts.items()), rules)
 
 
+def updates(state: Any) -> int:
+    """The number of updates that the state of an optimiser has made, which schedules count."""
+    return int(state["rate"].count)
+
+
 def _clip(rules: Rules, largest: float) -> optax.GradientTransformation:
     """Scale the gradients of each clip group so that their common norm is at most `largest`."""
     groups = sorted({str(group) for table in rules.clip.values() for group in table.reshape(-1)})

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from equivit import errors
 from equivit.constraints import PositiveInt, Words
-from kernels.mesh import HOST, of_parameter
+from equivit.kernels.mesh import HOST, of_parameter
 
 
 @dataclasses.dataclass(frozen=True)

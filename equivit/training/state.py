@@ -15,7 +15,8 @@ from equivit.layers.batch_stats import recording
 from equivit.logical import Arrays
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Batch, Extra, Objective, Step
-from equivit.training import freezing, sharding
+from equivit.training import freezing, loss_scale, sharding
+from equivit.training.loss_scale import LossScale
 
 Metrics = dict[str, jax.Array]
 
@@ -24,12 +25,13 @@ class State(NamedTuple):
     """The full state of a run; it suffices to resume."""
 
     step: jax.Array  # int32: finished steps
-    good: jax.Array  # bool: False from the first non-finite loss or gradient on
+    good: jax.Array  # bool: False from the first non-finite loss or gradient on, without steps that are skipped
     trainable: Arrays  # the optimised parameters
     frozen: Arrays  # the other parameters, without gradient and optimiser state
     statistics: Arrays  # the other arrays of the module: running statistics, buffers
     extra: Extra  # arrays that the objective keeps from step to step
     optimizer: Any = ()
+    loss_scale: LossScale | None = None  # in precision "float16"
 
     @property
     def arrays(self) -> Arrays:
@@ -48,9 +50,11 @@ def begin(objective: Objective, module: nnx.Module, optimizer: optax.GradientTra
     for leaf, array in logical.take(module).items():
         still = all(rule(tensor).frozen for tensor in tables[leaf].flat)
         (frozen if still else trainable)[leaf] = array
-    moments = () if optimizer is None else optimizer.init(trainable)
     statistics, extra = logical.take_state(module), objective.extra(trainable)
-    state = State(jnp.int32(0), jnp.bool_(True), trainable, frozen, statistics, extra, moments)
+    state = State(jnp.int32(0), jnp.bool_(True), trainable, frozen, statistics, extra)
+    if optimizer is not None:
+        scale = loss_scale.start(objective.config.get("precision", "float32"))
+        state = state._replace(optimizer=optimizer.init(trainable), loss_scale=scale)
     return jax.tree.map(lambda a: jnp.asarray(a, a.dtype), state)  # a weak type would compile the step twice
 
 
@@ -70,7 +74,8 @@ def make_step(
     The whole batch is prepared (mixed, masked) and then split into `accumulation` micro-batches, so that mixing does
     not depend on their number.  Batch statistics are computed per micro-batch; running statistics pass from each to
     the next.  From the first non-finite loss or gradient on, steps leave the state unchanged, and `metrics["good"]`
-    is False.
+    is False.  With a loss scale that may fall, a non-finite gradient skips one step: only `step` and the scale change,
+    and `metrics["skipped"]` is True.
 
     Args:
       module: the trained module (`objective.module`); it may be abstract, as may `teachers`.
@@ -88,7 +93,7 @@ def make_step(
     def step(state: State, arrays: dict[str, Arrays], batch: Batch, static: Hashable):
         prepare_key, loss_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step))
         batch = objective.prepare(module, batch, prepare_key)
-        clock = Clock(state.step, total, per_epoch)
+        clock, scale = Clock(state.step, total, per_epoch), state.loss_scale
 
         def loss(trainable, carried, batch, key):
             extra, statistics = carried
@@ -98,19 +103,26 @@ def make_step(
             with recording():
                 value, metrics, after = objective.loss(trained, batch, Step(key, clock, static, extra, models))
             _check_statistics(objective, trained, before, trainable)
+            value = loss_scale.multiply(scale, value)
             return value, (metrics, (extra if after is None else after, logical.take_state(trained)))
 
         carried = (state.extra, state.statistics)
         value, metrics, carried, gradients = _gradients(loss, state.trainable, carried, batch, loss_key, accumulation)
         gradients = freezing.masked(gradients, masks)  # so that frozen slices are in no norm
+        value, gradients = loss_scale.divide(scale, (value, gradients))
         norm = optax.tree.norm(gradients)
-        good = state.good & jnp.isfinite(value) & jnp.isfinite(norm)
-        updates, moments = optimizer.update(gradients, state.optimizer, state.trainable, good=good)
+        finite = jnp.isfinite(norm)
+        good = state.good & jnp.isfinite(value) & (finite | loss_scale.may_fall(scale))
+        taken = good & finite
+        updates, moments = optimizer.update(gradients, state.optimizer, state.trainable, good=taken)
         trainable: Any = optax.apply_updates(state.trainable, updates)
         extra = objective.after_step(trainable, carried[0], clock)
-        after = State(state.step + 1, good, trainable, state.frozen, carried[1], extra, moments)
-        after = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state._replace(good=good))
-        return after, {**metrics, "loss": value, "grad_norm": norm, "good": good}
+        after = State(state.step, good, trainable, state.frozen, carried[1], extra, moments, scale)
+        after = jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state)
+        scale_after = loss_scale.after(scale, good, finite)
+        after = after._replace(step=state.step + good, good=good, loss_scale=scale_after)
+        metrics = {**metrics, "loss": value, "grad_norm": norm, "good": good}
+        return after, metrics if scale is None else {**metrics, "loss_scale": scale.value, "skipped": ~finite}
 
     return step
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs import octic_h
 from equivit import testing
+from equivit.configs import octic_h
+from equivit.kernels import using
 from equivit.models import zoo
 from equivit.precision import cast
 from equivit.symmetry import fields
@@ -23,7 +24,6 @@ from experiments import compiled_models, machine, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC
 from experiments.tables.adaptive.speed import VARIANTS
-from kernels import using
 
 BATCH, DEPTH, IMAGES = 64, 8, 128  # images and blocks of a stack, images of adaptive models
 SIZES = {"ViT-H/14": "h14", "ViT-L/16": "l16"}

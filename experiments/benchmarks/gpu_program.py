@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-import kernels
-from equivit import targets
+from equivit import kernels, targets
 from equivit.layers import stack
 from equivit.models import zoo
 from equivit.precision import AtUse

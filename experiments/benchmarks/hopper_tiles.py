@@ -14,12 +14,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from equivit.kernels import dispatch
+from equivit.kernels.hopper import best, gelu, heads, residual
 from experiments import findings, flags, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
-from kernels import dispatch
-from kernels.hopper import best, gelu, heads, residual
 
 MODELS = ("ViT-H", "ViT-L", "ViT-B")
 HEADS = {96: 12, 128: 16, 160: 16}  # by channels per component

@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 
 from equivit import costs
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.octic_linear_gelu import octic_linear_gelu
+from equivit.kernels.pointwise import gelu, to_isotypic, to_regular
 from experiments import findings, flags, machine, timing
 from experiments.benchmarks import field_shapes
 from experiments.benchmarks.field_shapes import Shape
 from experiments.findings import Claim
-from kernels.d8_gelu import d8_gelu
-from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.pointwise import gelu, to_isotypic, to_regular
 
 DEFAULT_SHAPES = ("ViT-H", "ViT-L", "ViT-22B", "ViT-H, class token")
 QUICK = Shape("quick", (2,), 8, 16, 64)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs import mae as recipe
 from equivit import costs
+from equivit.configs import mae as recipe
 from equivit.models.decoders import MaskedAutoencoderConfig
 from equivit.models.vit.names import SIZES
 from equivit.objectives.mae import Mae

@@ -34,16 +34,16 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from equivit import models
+from equivit.kernels import d8_gelu, octic_linear_gelu, using
+from equivit.kernels.attention import arranged, lanes
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import Weights, octic_attention, octic_mlp
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC, Group
 from experiments import findings, flags, timing
 from experiments.benchmarks import tpu_assembly
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
-from kernels import d8_gelu, octic_linear_gelu, using
-from kernels.attention import arranged, lanes
-from kernels.norm import Norm
-from kernels.octic_branch import Weights, octic_attention, octic_mlp
 
 TOPOLOGY = "v5e:2x2"
 # libtpu is to describe a chip that is not there, and to look for none.

@@ -7,10 +7,10 @@ import functools
 
 import jax
 
-from kernels import dispatch
-from kernels.attention import gpu, reference
-from kernels.attention.reference import head_by_head, side_by_side, split_heads
-from kernels.product import Map, linear
+from equivit.kernels import dispatch
+from equivit.kernels.attention import gpu, reference
+from equivit.kernels.attention.reference import head_by_head, side_by_side, split_heads
+from equivit.kernels.product import Map, linear
 
 __all__ = ["attend", "attention", "head_by_head", "self_attention", "side_by_side", "split_heads", "weights"]
 
@@ -68,7 +68,7 @@ def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> ja
     if qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
         raise ValueError(f"{NAME}: qkv {qkv.shape} must be [*B, N, 3 H d]; {heads=} needs multiples of {3 * heads}.")
     if chosen in ("tpu", "interpret"):
-        from kernels.attention import arranged  # deferred: other platforms need no Mosaic
+        from equivit.kernels.attention import arranged  # deferred: other platforms need no Mosaic
 
         parts = (qkv.shape[-1] // (3 * heads),)
         if arranged.supported((qkv[None],), parts, heads):

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels import dispatch
-from kernels.attention import reference, tpu
-from kernels.attention.lanes import Arrangement, arrange
+from equivit.kernels import dispatch
+from equivit.kernels.attention import reference, tpu
+from equivit.kernels.attention.lanes import Arrangement, arrange
 
 NAME = "attention"
 Parts = tuple[int, ...]  # channels of a head in each source

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import gpus, mesh
-from kernels.product import Map, linear
+from equivit.kernels import gpus, mesh
+from equivit.kernels.product import Map, linear
 
 HEAD_CHANNELS = 128  # the most that cuDNN supports on every GPU; must be a multiple of 8
 

@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from kernels.product import Map, einsum, kept, linear
+from equivit.kernels.product import Map, einsum, kept, linear
 
 
 def attend(
@@ -59,6 +59,9 @@ def logits(q: jax.Array, k: jax.Array, scale: float | None = None) -> jax.Array:
 def weighted_sum(logits: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(logits) v, in the dtype of v."""
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    total = weights.sum(-1, keepdims=True)
+    if v.dtype == jnp.float16:  # whose range undivided sums over many tokens would leave
+        weights, total = weights / total, None
     # Dividing the result, not the weights, saves a pass over N x M entries.
     y = kept(einsum("...nm,...md->...nd", weights.astype(v.dtype), v))
-    return (y / weights.sum(-1, keepdims=True)).astype(v.dtype)
+    return y if total is None else (y / total).astype(v.dtype)

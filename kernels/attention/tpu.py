@@ -33,9 +33,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from kernels.attention.lanes import LANES, Arrangement, Exchange, Piece, Pieces
-from kernels.tpu import blocks
-from kernels.tpu.blocks import up
+from equivit.kernels.attention.lanes import LANES, Arrangement, Exchange, Piece, Pieces
+from equivit.kernels.tpu import blocks
+from equivit.kernels.tpu.blocks import up
 
 NAME = "attention"
 # JAX 0.10 moved it from pltpu to pl.

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from kernels import dispatch
-from kernels.convolution import cpu, gpu, reference
-from kernels.convolution.reference import around
+from equivit.kernels import dispatch
+from equivit.kernels.convolution import cpu, gpu, reference
+from equivit.kernels.convolution.reference import around
 
 __all__ = ["around", "convolve"]
 Pair = tuple[int, int]

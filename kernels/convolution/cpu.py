@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.derivatives import with_pullback
-from kernels.convolution.reference import around, by_library
+from equivit.kernels.convolution.reference import around, by_library
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]

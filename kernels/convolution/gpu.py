@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.derivatives import with_pullback
-from kernels.convolution import reference
+from equivit.kernels.convolution import reference
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]

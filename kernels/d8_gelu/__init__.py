@@ -8,8 +8,8 @@ import functools
 import jax
 
 from equivit.derivatives import linear
-from kernels import dispatch
-from kernels.d8_gelu import reference
+from equivit.kernels import dispatch
+from equivit.kernels.d8_gelu import reference
 
 NAME = "d8_gelu"
 
@@ -70,7 +70,8 @@ def backward(
 
 def _kernels(lines, *, kernel, fields):
     """The kernels that support the dtype and width of `lines`; they read `fields` fields and write one."""
-    from kernels.d8_gelu import gpu, tpu  # deferred: Mosaic is slow to import, and models without fields do not need it
+    # Deferred: Mosaic is slow to import, and models without fields do not need it.
+    from equivit.kernels.d8_gelu import gpu, tpu
 
     width, dtype = lines.shape[-1], lines.dtype
     on_tpu = getattr(tpu, kernel) if tpu.supported(width, dtype, fields) else None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.derivatives import linear
-from kernels.pointwise import FOURIER
+from equivit.kernels.pointwise import FOURIER
 
 # Axes of the matrix, [value, component], and of the array.
 AXES = {"regular": "ri,i...->r...", "isotypic": "ri,r...->i..."}

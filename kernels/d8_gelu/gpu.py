@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kernels.pointwise import octic_gelu, octic_gelu_gradient
+from equivit.kernels.pointwise import octic_gelu, octic_gelu_gradient
 
 THREADS = 128  # per block: one warpgroup
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result

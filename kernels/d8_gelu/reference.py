@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.d8_gelu import fourier
-from kernels.gelu import exact_gelu
+from equivit.kernels.d8_gelu import fourier
+from equivit.kernels.gelu import exact_gelu
 
 
 def d8_gelu(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -3,8 +3,8 @@
 import jax
 from jax.typing import DTypeLike
 
-from kernels.pointwise import octic_gelu, octic_gelu_gradient
-from kernels.tpu import blocks
+from equivit.kernels.pointwise import octic_gelu, octic_gelu_gradient
+from equivit.kernels.tpu import blocks
 
 NAME = "d8_gelu"
 

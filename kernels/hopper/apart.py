@@ -15,8 +15,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.hopper.heads import GROUP, heads_of_tile
-from kernels.isotypic_linear import Field
+from equivit.kernels.hopper.heads import GROUP, heads_of_tile
+from equivit.kernels.isotypic_linear import Field
 
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 BLOCKS = 2  # per multiprocessor, of 128 threads and 80 KB of shared memory at 10 channels

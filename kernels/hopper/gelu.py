@@ -18,9 +18,9 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kernels.hopper import best, rows
-from kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
-from kernels.pointwise import octic_gelu, octic_gelu_gradient
+from equivit.kernels.hopper import best, rows
+from equivit.kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+from equivit.kernels.pointwise import octic_gelu, octic_gelu_gradient
 
 NAME = "octic_mlp_gelu"
 WITH_HIDDEN = "octic_mlp_hidden_and_gelu"

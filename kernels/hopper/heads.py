@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from kernels.hopper import best, rows
-from kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+from equivit.kernels.hopper import best, rows
+from equivit.kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
 
 NAME = "octic_heads"
 GROUP = 8  # columns, of which each thread holds two

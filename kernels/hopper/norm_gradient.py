@@ -11,8 +11,8 @@ import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
-from kernels.hopper import norm as forward
-from kernels.hopper.norm import (
+from equivit.kernels.hopper import norm as forward
+from equivit.kernels.hopper.norm import (
     MULTIPROCESSORS,
     SLOTS,
     Ref,
@@ -24,7 +24,7 @@ from kernels.hopper.norm import (
     read,
     store,
 )
-from kernels.norm import Norm
+from equivit.kernels.norm import Norm
 
 BLOCKS = 2  # per multiprocessor, of 128 threads with up to 108 registers and 100 KB of shared memory at 160 channels
 ROWS = 4  # of a tile: one for each warp, since the field and a gradient share the registers

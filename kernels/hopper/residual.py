@@ -18,7 +18,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kernels.hopper import best
+from equivit.kernels.hopper import best
 
 NAME = "octic_residual"
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result

@@ -8,10 +8,10 @@ import functools
 
 import jax
 
-from kernels import dispatch
-from kernels.isotypic_attention import reference
-from kernels.isotypic_attention.reference import head_by_head, irrep_by_irrep
-from kernels.isotypic_linear import Field, Linear
+from equivit.kernels import dispatch
+from equivit.kernels.isotypic_attention import reference
+from equivit.kernels.isotypic_attention.reference import head_by_head, irrep_by_irrep
+from equivit.kernels.isotypic_linear import Field, Linear
 
 __all__ = ["head_by_head", "irrep_by_irrep", "isotypic_attention"]
 NAME = "isotypic_attention"
@@ -32,7 +32,7 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
     """
     chosen = dispatch.chosen(NAME, implementation)
     if chosen in ("tpu", "interpret"):
-        from kernels.isotypic_attention import tpu  # deferred: other platforms need no Mosaic
+        from equivit.kernels.isotypic_attention import tpu  # deferred: other platforms need no Mosaic
 
         parts = tuple(w.shape[-1] // (3 * heads) for x, w in zip(field, qkv[0], strict=True) for _ in x)
         if tpu.supported(field, parts, heads):
@@ -46,7 +46,7 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
             raise dispatch.no_kernel(NAME, implementation, field, f" and {heads} heads")
         implementation = "xla"
     if chosen == "gpu" and dispatch.hopper():
-        from kernels.isotypic_attention import gpu
+        from equivit.kernels.isotypic_attention import gpu
 
         if gpu.supported(field, qkv, proj, heads):
             return gpu.attention(field, qkv, proj, heads)

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import mesh
-from kernels.attention import attend
-from kernels.hopper import apart
-from kernels.hopper import heads as heads_kernel
-from kernels.isotypic_linear import Field, Linear, linear
+from equivit.kernels import mesh
+from equivit.kernels.attention import attend
+from equivit.kernels.hopper import apart
+from equivit.kernels.hopper import heads as heads_kernel
+from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 
 def supported(field: Field, qkv: Linear, proj: Linear, heads: int) -> bool:

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.attention import attend
-from kernels.isotypic_linear import Field, Linear, linear
+from equivit.kernels.attention import attend
+from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 
 def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, implementation: str = "xla") -> Field:

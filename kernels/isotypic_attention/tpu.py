@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.attention import arranged as arranged_attention
-from kernels.attention.arranged import Parts
-from kernels.attention.lanes import arrange, product
-from kernels.isotypic_linear import Field, Linear, linear
+from equivit.kernels.attention import arranged as arranged_attention
+from equivit.kernels.attention.arranged import Parts
+from equivit.kernels.attention.lanes import arrange, product
+from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 NAME = "isotypic_attention"
 

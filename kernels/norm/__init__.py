@@ -10,11 +10,11 @@ import jax
 from jax.typing import DTypeLike
 
 from equivit.derivatives import linear
-from kernels import dispatch
-from kernels.dispatch import stored
-from kernels.isotypic_linear import Field
-from kernels.norm import reference
-from kernels.norm.reference import Norm
+from equivit.kernels import dispatch
+from equivit.kernels.dispatch import stored
+from equivit.kernels.isotypic_linear import Field
+from equivit.kernels.norm import reference
+from equivit.kernels.norm.reference import Norm
 
 __all__ = ["Norm", "fork", "normalise", "standardise"]
 
@@ -50,7 +50,7 @@ def fork(field: Field, norm: Norm, dtype: DTypeLike) -> tuple[Field, Field]:
     `kernels.using("gpu")` selects a kernel for each direction on a Hopper GPU: the backward one adds both gradients.
     """
     if dispatch.AUTO.get() == "gpu" and dispatch.hopper():
-        from kernels.norm import gpu  # deferred: other platforms need no Mosaic
+        from equivit.kernels.norm import gpu  # deferred: other platforms need no Mosaic
 
         if gpu.supported(field, dtype):
             return gpu.fork(field, norm, dtype)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from equivit.derivatives import linear
-from kernels import dispatch
-from kernels.hopper import norm as norm_kernel
-from kernels.hopper import norm_gradient
-from kernels.isotypic_linear import Field
-from kernels.norm import reference
-from kernels.norm.reference import Norm
+from equivit.kernels import dispatch
+from equivit.kernels.hopper import norm as norm_kernel
+from equivit.kernels.hopper import norm_gradient
+from equivit.kernels.isotypic_linear import Field
+from equivit.kernels.norm import reference
+from equivit.kernels.norm.reference import Norm
 
 
 def supported(field: Field, dtype: DTypeLike) -> bool:

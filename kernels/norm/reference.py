@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kernels.isotypic_linear import Field, add_to_first
+from equivit.kernels.isotypic_linear import Field, add_to_first
 
 
 class Norm(NamedTuple):

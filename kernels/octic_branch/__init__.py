@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from kernels import dispatch
-from kernels.norm import Norm
-from kernels.octic_branch import reference
-from kernels.octic_branch.reference import Weights
+from equivit.kernels import dispatch
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import reference
+from equivit.kernels.octic_branch.reference import Weights
 
 __all__ = ["Weights", "octic_attention", "octic_mlp"]
 Field = tuple[jax.Array, jax.Array]
@@ -77,7 +77,8 @@ def _branch(name, sizes, note, lines, planes, weights, implementation, **options
 
 def _kernel(name: str, platform: str) -> Any:
     """The module with the kernel of a branch."""
-    from kernels.octic_branch import gpu_attention, gpu_mlp, tpu_attention, tpu_mlp  # deferred: Mosaic imports slowly
+    # Deferred: Mosaic imports slowly.
+    from equivit.kernels.octic_branch import gpu_attention, gpu_mlp, tpu_attention, tpu_mlp
 
     modules = {"tpu": (tpu_attention, tpu_mlp), "gpu": (gpu_attention, gpu_mlp)}
     return next(module for module in modules[platform] if name == module.NAME)

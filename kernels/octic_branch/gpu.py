@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.hopper import norm as norm_kernel
-from kernels.hopper import residual
-from kernels.norm import Norm
-from kernels.octic_branch.reference import Weights
+from equivit.kernels.hopper import norm as norm_kernel
+from equivit.kernels.hopper import residual
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch.reference import Weights
 
 MAPS = ("first_lines", "first_planes", "second_lines", "second_planes")  # among the weights
 Field = tuple[jax.Array, jax.Array]

@@ -7,12 +7,12 @@ write the stream.
 
 import jax
 
-from kernels.attention import attend
-from kernels.hopper import apart
-from kernels.hopper import heads as heads_kernel
-from kernels.norm import Norm
-from kernels.octic_branch import gpu
-from kernels.octic_branch.reference import Weights
+from equivit.kernels.attention import attend
+from equivit.kernels.hopper import apart
+from equivit.kernels.hopper import heads as heads_kernel
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import gpu
+from equivit.kernels.octic_branch.reference import Weights
 
 NAME = "octic_attention"
 

@@ -12,10 +12,10 @@ the two blocks of a cluster, both would have to compute the hidden field, or exc
 
 import jax
 
-from kernels.hopper import gelu
-from kernels.norm import Norm
-from kernels.octic_branch import gpu
-from kernels.octic_branch.reference import Weights
+from equivit.kernels.hopper import gelu
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import gpu
+from equivit.kernels.octic_branch.reference import Weights
 
 NAME = "octic_mlp"
 

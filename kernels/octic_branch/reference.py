@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import jax
 
-from kernels.isotypic_attention import isotypic_attention
-from kernels.isotypic_linear import Field, Linear
-from kernels.norm import Norm, normalise
-from kernels.norm.reference import over_tokens
-from kernels.octic_linear_gelu import octic_feed_forward
+from equivit.kernels.isotypic_attention import isotypic_attention
+from equivit.kernels.isotypic_linear import Field, Linear
+from equivit.kernels.norm import Norm, normalise
+from equivit.kernels.norm.reference import over_tokens
+from equivit.kernels.octic_linear_gelu import octic_feed_forward
 
 
 class Weights(NamedTuple):

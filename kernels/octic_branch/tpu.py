@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from kernels.norm import Norm
-from kernels.octic_branch.reference import Weights
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch.reference import Weights
 
 STRIP = 16  # rows the norm processes at once, to stay in registers: the height of a bfloat16 register
 VMEM_BYTES = 16 * 2**20  # default limit of a kernel

@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels.attention import tpu as attention
-from kernels.attention.lanes import LANES, arrange
-from kernels.isotypic_attention.tpu import arranged
-from kernels.norm import Norm
-from kernels.octic_branch.reference import Weights
-from kernels.octic_branch.tpu import VMEM_BYTES, add_strip, by_strips, norm_strip, prepared, product_dtype
-from kernels.tpu import blocks, products
-from kernels.tpu.blocks import up
+from equivit.kernels.attention import tpu as attention
+from equivit.kernels.attention.lanes import LANES, arrange
+from equivit.kernels.isotypic_attention.tpu import arranged
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch.reference import Weights
+from equivit.kernels.octic_branch.tpu import VMEM_BYTES, add_strip, by_strips, norm_strip, prepared, product_dtype
+from equivit.kernels.tpu import blocks, products
+from equivit.kernels.tpu.blocks import up
 
 NAME = "octic_attention"
 SPILLED_BYTES = 2 * 2**20  # of VMEM, reserved for spilled registers

@@ -26,12 +26,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels.norm import Norm
-from kernels.octic_branch.reference import Weights
-from kernels.octic_branch.tpu import STRIP, VMEM_BYTES, add_strip, by_strips, norm_strip, prepared, product_dtype
-from kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
-from kernels.tpu import blocks, products
-from kernels.tpu.blocks import LANES, up
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch.reference import Weights
+from equivit.kernels.octic_branch.tpu import (
+    STRIP,
+    VMEM_BYTES,
+    add_strip,
+    by_strips,
+    norm_strip,
+    prepared,
+    product_dtype,
+)
+from equivit.kernels.pointwise import SCALE, double_gelu, gelu, isotypic_sums, regular_sums
+from equivit.kernels.tpu import blocks, products
+from equivit.kernels.tpu.blocks import LANES, up
 
 NAME = "octic_mlp"
 # Most rows of a block: 257 tokens in whole strips.  Code size and compile time grow with it.

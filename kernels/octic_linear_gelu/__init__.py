@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels import dispatch
-from kernels.isotypic_linear import Field, Linear, linear
-from kernels.octic_linear_gelu import reference
+from equivit.kernels import dispatch
+from equivit.kernels.isotypic_linear import Field, Linear, linear
+from equivit.kernels.octic_linear_gelu import reference
 
 NAME = "octic_linear_gelu"
 
@@ -76,7 +76,7 @@ def octic_feed_forward(field: Field, first: Linear, second: Linear, *, implement
     """
     chosen = dispatch.chosen("octic_feed_forward", implementation)
     if chosen == "gpu" and dispatch.hopper():
-        from kernels.octic_linear_gelu import gpu_feed_forward  # deferred, as in `d8_gelu`
+        from equivit.kernels.octic_linear_gelu import gpu_feed_forward  # deferred, as in `d8_gelu`
 
         if gpu_feed_forward.supported(field, first, second):
             return gpu_feed_forward.feed_forward(field, first, second)
@@ -112,7 +112,7 @@ def _check_weights(c: int, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Ar
 
 def _kernels(lines, *weights):
     """The kernels that support the dtype and widths."""
-    from kernels.octic_linear_gelu import gpu, tpu  # deferred, as in `d8_gelu`
+    from equivit.kernels.octic_linear_gelu import gpu, tpu  # deferred, as in `d8_gelu`
 
     c, f, dtype = *weights[0].shape[1:], lines.dtype
     on_tpu = tpu.forward if tpu.supported(lines, *weights) else None

@@ -16,7 +16,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kernels.pointwise import octic_gelu
+from equivit.kernels.pointwise import octic_gelu
 
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 CLUSTER = 2  # blocks

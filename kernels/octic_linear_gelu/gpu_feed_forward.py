@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from equivit import derivatives
-from kernels import d8_gelu, dispatch
-from kernels.hopper import gelu
-from kernels.isotypic_linear import Field, Linear, linear
+from equivit.kernels import d8_gelu, dispatch
+from equivit.kernels.hopper import gelu
+from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 
 def supported(field: Field, first: Linear, second: Linear) -> bool:

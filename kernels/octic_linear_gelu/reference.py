@@ -2,8 +2,8 @@
 
 import jax
 
-from kernels.d8_gelu import d8_gelu
-from kernels.isotypic_linear import linear
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.isotypic_linear import linear
 
 
 def octic_linear_gelu(

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from kernels.pointwise import octic_gelu
-from kernels.tpu import blocks
+from equivit.kernels.pointwise import octic_gelu
+from equivit.kernels.tpu import blocks
 
 NAME = "octic_linear_gelu"
 # The share of `blocks.VMEM_BYTES` for the weights, which stay in VMEM; a third is left for the fields.  The paper's

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import jax
 
-from kernels import dispatch
-from kernels.phases import cpu, gpu, reference
-from kernels.phases.reference import Affine, Maps, Pair
+from equivit.kernels import dispatch
+from equivit.kernels.phases import cpu, gpu, reference
+from equivit.kernels.phases.reference import Affine, Maps, Pair
 
 __all__ = ["KERNELS", "Moments", "at_largest", "pool", "token_moments"]
 

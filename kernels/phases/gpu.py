@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.convolution.gpu import gathered
-from kernels.convolution.reference import by_library
-from kernels.phases.reference import Affine, Maps, Pair, affine_of, chosen_of, squares
+from equivit.kernels.convolution.gpu import gathered
+from equivit.kernels.convolution.reference import by_library
+from equivit.kernels.phases.reference import Affine, Maps, Pair, affine_of, chosen_of, squares
 
 Sample = tuple[jax.Array, jax.Array, jax.Array]  # number, mean, squared deviations from the mean
 

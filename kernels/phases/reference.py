@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels.convolution import convolve
-from kernels.convolution.gpu import taken
+from equivit.kernels.convolution import convolve
+from equivit.kernels.convolution.gpu import taken
 
 Pair = tuple[int, int]
 Maps = tuple[jax.Array, ...]

@@ -13,9 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from kernels import dispatch
-from kernels.product import cpu
-from kernels.product.axes import joined, split
+from equivit.kernels import dispatch
+from equivit.kernels.product import cpu
+from equivit.kernels.product.axes import joined, split
 
 LINEAR = "...c,cd->...d"  # a linear map of tokens
 # Marks products for `remat="dots"`, whose policy skips our own primitives and products with a batch axis, such as the
@@ -30,10 +30,17 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
     with jax.named_scope("linear"):
         y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
-        if bias is None or bias.dtype == y.dtype:
-            return y if bias is None else y + bias
-        # Broadcast before casting: the gradient of b is then summed in the dtype of b, which may be wider.
-        return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
+        return y if bias is None else add_bias(y, bias)
+
+
+def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
+    """y + bias in the dtype of y, for a bias that broadcasts against it.
+
+    The gradient of the bias is summed in the bias's own dtype, which may be wider.
+    """
+    if bias.dtype == y.dtype:
+        return y + bias
+    return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)  # cast last, so that the sum is in the dtype of the bias
 
 
 def einsum(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:

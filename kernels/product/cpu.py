@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
-from kernels.product.axes import joined, only, split
+from equivit.kernels.product.axes import joined, only, split
 
 
 def lowered(context: mlir.LoweringRuleContext, x, y, *, axes: str, precision: str | None):

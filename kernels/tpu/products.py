@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import jax
 
-from kernels.tpu import blocks
-from kernels.tpu.blocks import LANES, up
+from equivit.kernels.tpu import blocks
+from equivit.kernels.tpu.blocks import LANES, up
 
 # Rows of a product in bfloat16 are a multiple of STEP; below FEWEST_ROWS, loading a unit is assumed to take longer than
 # multiplying.

@@ -7,8 +7,8 @@ the axis; strips are combined to blocks likewise.
 
 import jax
 
-from kernels import dispatch
-from kernels.views import gpu, reference
+from equivit.kernels import dispatch
+from equivit.kernels.views import gpu, reference
 
 __all__ = ["greatest_view"]
 

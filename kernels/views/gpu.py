@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels.views.reference import mixed
+from equivit.kernels.views.reference import mixed
 
 JOINED = 16  # strips per step: two steps span 256 pixels
 # Odd numbers, for each strip and word.

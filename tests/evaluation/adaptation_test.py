@@ -205,6 +205,11 @@ def test_impossible_settings_are_refused(changes, message):
         Sar(**changes)
 
 
+def test_float16_is_refused_as_its_gradients_would_vanish(model, images):
+    with pytest.raises(ValueError, match="precision='float16' would lose its gradients, .* --config.precision=mixed"):
+        adaptation.step(Sar(), model, adaptation.start(model), images, precision="float16")
+
+
 def test_a_model_without_norms_is_refused():
     with pytest.raises(ValueError, match="Linear has no layer norm inside its blocks"):
         adaptation.adapted(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from equivit import models
+from equivit.kernels import gpus
+from equivit.kernels.attention import attend, gpu, self_attention, side_by_side, weights
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
-from kernels import gpus
-from kernels.attention import attend, gpu, self_attention, side_by_side, weights
 from tests.drawing import normal
 
 
@@ -56,6 +56,12 @@ def test_a_bias_is_added_to_the_logits_and_a_scale_replaces_the_root():
 def test_large_logits_stay_finite():
     q = 1e3 * heads(0, 2, 5, 8)
     chex.assert_tree_all_finite((attend(q, q, q), jax.grad(lambda q: attend(q, q, q).sum())(q)))
+
+
+def test_values_that_many_tokens_share_stay_finite_in_float16():
+    """The mean of 4096 values of 100; their sum is beyond 65504."""
+    q, v = jnp.zeros((1, 1, 1, 8), jnp.float16), jnp.full((1, 1, 4096, 8), 100, jnp.float16)
+    np.testing.assert_array_equal(attend(q, jnp.zeros_like(v), v), np.full(q.shape, 100))
 
 
 def test_the_gradient_is_that_of_the_formula():

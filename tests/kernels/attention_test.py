@@ -11,15 +11,15 @@ from flax import nnx
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
+from equivit import kernels
+from equivit.kernels.attention import arranged, attention, reference, tpu
+from equivit.kernels.attention.lanes import LANES, Exchange, Piece, arrange
+from equivit.kernels.isotypic_attention import isotypic_attention
+from equivit.kernels.isotypic_attention import reference as isotypic_reference
 from equivit.layers import dense, isotypic
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC
 from experiments.benchmarks.field_shapes import REALISTIC
-from kernels.attention import arranged, attention, reference, tpu
-from kernels.attention.lanes import LANES, Exchange, Piece, arrange
-from kernels.isotypic_attention import isotypic_attention
-from kernels.isotypic_attention import reference as isotypic_reference
 from tests.kernels.comparison import draw, value_and_gradient, widen
 
 # Of the norm of a result.  Float32: a few roundings.  Bfloat16: weights, gradients of logits and results are rounded

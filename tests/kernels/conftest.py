@@ -9,9 +9,9 @@ def interpreter(monkeypatch):
     """Kernels run in the interpreter, which also raises where two accesses race; few blocks, so that each has work."""
     import jax.experimental.pallas.mosaic_gpu as plgpu  # deferred: Mosaic imports slowly
 
-    from kernels.d8_gelu import gpu as d8_gelu
-    from kernels.hopper import apart, norm, norm_gradient, residual, rows
-    from kernels.octic_linear_gelu import gpu as octic_linear_gelu
+    from equivit.kernels.d8_gelu import gpu as d8_gelu
+    from equivit.kernels.hopper import apart, norm, norm_gradient, residual, rows
+    from equivit.kernels.octic_linear_gelu import gpu as octic_linear_gelu
 
     if not hasattr(plgpu, "force_gpu_interpret_mode"):
         pytest.skip(f"jax {jax.__version__} has no public GPU interpreter")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.convolution import around, convolve
-from kernels.convolution.cpu import TAPS_IN_A_SUM
+from equivit.kernels.convolution import around, convolve
+from equivit.kernels.convolution.cpu import TAPS_IN_A_SUM
 
 # Kernel, stride, pads and size: odd and not square, pads that differ, rows that the stride leaves over, a single pixel.
 SIZES = [

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from equivit.kernels import pointwise
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.d8_gelu.reference import d8_gelu as reference
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC
-from kernels import pointwise
-from kernels.d8_gelu import d8_gelu
-from kernels.d8_gelu.reference import d8_gelu as reference
 from tests.kernels.comparison import ABSOLUTE, assert_near, draw, value_and_gradient, widen
 
 interpreted = functools.partial(d8_gelu, implementation="interpret")

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
-from equivit import models
+from equivit import kernels, models
+from equivit.kernels import dispatch
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.octic_linear_gelu import octic_linear_gelu
 from experiments.benchmarks.field_shapes import Shape
-from kernels import dispatch
-from kernels.d8_gelu import d8_gelu
-from kernels.octic_linear_gelu import octic_linear_gelu
 from tests.kernels.comparison import assert_near, draw_arguments
 
 SHAPE = Shape("small", (8,), 5, 8, 8)

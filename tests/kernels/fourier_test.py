@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from kernels.d8_gelu import fourier
-from kernels.pointwise import FOURIER
+from equivit.kernels.d8_gelu import fourier
+from equivit.kernels.pointwise import FOURIER
 from tests.drawing import normal
 
 TRANSFORMS = {  # the transform, and the axis of FOURIER that it sums over

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from equivit.kernels.d8_gelu.reference import d8_gelu
+from equivit.kernels.gelu import exact_gelu
 from equivit.layers import dense
-from kernels.d8_gelu.reference import d8_gelu
-from kernels.gelu import exact_gelu
 
 RNG = np.random.default_rng(0)
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.d8_gelu import gpu as d8_gelu_gpu
+from equivit.kernels.d8_gelu import reference as d8_gelu_reference
+from equivit.kernels.octic_linear_gelu import gpu as octic_linear_gelu_gpu
+from equivit.kernels.octic_linear_gelu import octic_linear_gelu
+from equivit.kernels.octic_linear_gelu import reference as octic_linear_gelu_reference
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
-from kernels.d8_gelu import d8_gelu
-from kernels.d8_gelu import gpu as d8_gelu_gpu
-from kernels.d8_gelu import reference as d8_gelu_reference
-from kernels.octic_linear_gelu import gpu as octic_linear_gelu_gpu
-from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.octic_linear_gelu import reference as octic_linear_gelu_reference
 from tests.kernels.comparison import assert_near, draw, draw_arguments, value_and_gradient, widen
 
 FIELDS = (  # by what is awkward; with one block, which has to walk over all tiles

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import kernels
+from equivit import kernels
+from equivit.kernels import dispatch
+from equivit.kernels.d8_gelu.reference import d8_gelu
+from equivit.kernels.hopper import apart, gelu, heads, norm, norm_gradient, residual, rows
+from equivit.kernels.isotypic_attention import gpu as isotypic_attention_gpu
+from equivit.kernels.isotypic_attention import irrep_by_irrep
+from equivit.kernels.isotypic_attention.reference import isotypic_attention as plain_attention
+from equivit.kernels.isotypic_linear import linear
+from equivit.kernels.norm import Norm, fork
+from equivit.kernels.norm.reference import centred, inverse_deviation, normalise, standardise
+from equivit.kernels.octic_branch import Weights, octic_attention, octic_mlp
+from equivit.kernels.octic_branch.gpu import MAPS
+from equivit.kernels.octic_linear_gelu import octic_feed_forward
+from equivit.kernels.octic_linear_gelu.reference import octic_linear_gelu
 from equivit.layers.block import Block
 from equivit.layers.parts import Parts
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import Shape
-from kernels import dispatch
-from kernels.d8_gelu.reference import d8_gelu
-from kernels.hopper import apart, gelu, heads, norm, norm_gradient, residual, rows
-from kernels.isotypic_attention import gpu as isotypic_attention_gpu
-from kernels.isotypic_attention import irrep_by_irrep
-from kernels.isotypic_attention.reference import isotypic_attention as plain_attention
-from kernels.isotypic_linear import linear
-from kernels.norm import Norm, fork
-from kernels.norm.reference import centred, inverse_deviation, normalise, standardise
-from kernels.octic_branch import Weights, octic_attention, octic_mlp
-from kernels.octic_branch.gpu import MAPS
-from kernels.octic_linear_gelu import octic_feed_forward
-from kernels.octic_linear_gelu.reference import octic_linear_gelu
 from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from kernels.isotypic_linear import add_to_first, linear
+from equivit.kernels.isotypic_linear import add_to_first, linear
 from tests.kernels.comparison import draw
 
 

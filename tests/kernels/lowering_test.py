@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
+from equivit import kernels
+from equivit.kernels import dispatch, gpus, norm
+from equivit.kernels.d8_gelu import d8_gelu
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import Weights, octic_mlp
+from equivit.kernels.octic_linear_gelu import octic_linear_gelu
 from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC, Shape
-from kernels import dispatch, gpus, norm
-from kernels.d8_gelu import d8_gelu
-from kernels.norm import Norm
-from kernels.octic_branch import Weights, octic_mlp
-from kernels.octic_linear_gelu import octic_linear_gelu
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from kernels import mesh
-from kernels.attention import attend, gpu
+from equivit.kernels import mesh
+from equivit.kernels.attention import attend, gpu
 
 
 def mesh_of(**sizes):

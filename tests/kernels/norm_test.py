@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels import norm
-from kernels.norm import Norm, reference
+from equivit.kernels import norm
+from equivit.kernels.norm import Norm, reference
 from tests.drawing import normal
 
 NORM = Norm(eps=0.3, row_weight=0.7)  # both matter

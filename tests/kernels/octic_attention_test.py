@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
+from equivit import kernels
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import Weights, octic_attention
+from equivit.kernels.octic_branch.tpu import MAPS
+from equivit.kernels.octic_branch.tpu_attention import supported
 from experiments.benchmarks.field_shapes import Shape
-from kernels.norm import Norm
-from kernels.octic_branch import Weights, octic_attention
-from kernels.octic_branch.tpu import MAPS
-from kernels.octic_branch.tpu_attention import supported
 from tests.kernels.comparison import assert_near, draw, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from equivit.kernels.d8_gelu.reference import d8_gelu
+from equivit.kernels.isotypic_linear import linear
+from equivit.kernels.octic_linear_gelu import octic_linear_gelu
+from equivit.kernels.octic_linear_gelu.reference import octic_linear_gelu as reference
+from equivit.kernels.octic_linear_gelu.tpu import WEIGHT_BYTES
 from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC
-from kernels.d8_gelu.reference import d8_gelu
-from kernels.isotypic_linear import linear
-from kernels.octic_linear_gelu import octic_linear_gelu
-from kernels.octic_linear_gelu.reference import octic_linear_gelu as reference
-from kernels.octic_linear_gelu.tpu import WEIGHT_BYTES
 from tests.kernels.comparison import assert_near, draw, draw_arguments, value_and_gradient, widen
 
 interpreted = functools.partial(octic_linear_gelu, implementation="interpret")

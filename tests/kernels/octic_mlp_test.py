@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels
+from equivit import kernels
+from equivit.kernels.norm import Norm
+from equivit.kernels.octic_branch import Weights, octic_mlp
+from equivit.kernels.octic_branch.tpu import MAPS
+from equivit.kernels.pointwise import SCALE, double_gelu
 from experiments.benchmarks.field_shapes import Shape
-from kernels.norm import Norm
-from kernels.octic_branch import Weights, octic_mlp
-from kernels.octic_branch.tpu import MAPS
-from kernels.pointwise import SCALE, double_gelu
 from tests.kernels.comparison import assert_near, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from equivit import costs
+from equivit.kernels.phases import Moments, at_largest, pool, token_moments
+from equivit.kernels.phases.cpu import by_phase, convolved, filters
 from equivit.symmetry import shifts
-from kernels.phases import Moments, at_largest, pool, token_moments
-from kernels.phases.cpu import by_phase, convolved, filters
 
 RNG = np.random.default_rng(0)
 SIZES = [(6, 10), (2, 4), (4, 2)]

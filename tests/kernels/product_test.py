@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-import kernels
+from equivit import kernels
+from equivit.kernels.product import bilinear, einsum, kept
 from equivit.layers import dense, isotypic
 from equivit.layers.rngs import Keys
 from equivit.layers.stack import REMAT
 from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
-from kernels.product import bilinear, einsum, kept
 
 SCORES, WEIGHTED = "...nd,...md->...nm", "...nm,...md->...nd"
 matmul = functools.partial(einsum, "...c,cd->...d")

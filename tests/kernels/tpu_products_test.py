@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels.tpu import products as tpu_products
-from kernels.tpu.products import Part
+from equivit.kernels.tpu import products as tpu_products
+from equivit.kernels.tpu.products import Part
 from tests.kernels.comparison import draw
 
 

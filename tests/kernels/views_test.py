@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from kernels.views import greatest_view
-from kernels.views.gpu import FACTORS
+from equivit.kernels.views import greatest_view
+from equivit.kernels.views.gpu import FACTORS
 
 RNG = np.random.default_rng(0)
 FORMS = {name: jax.jit(functools.partial(greatest_view, implementation=name)) for name in ("reference", "gpu")}

@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 
 from equivit import logical, testing
+from equivit.kernels.phases.cpu import convolved, filters
 from equivit.layers import dense, polyphase
 from equivit.layers.grid import Layout
 from equivit.models.swin import merge, window
 from equivit.symmetry import shifts
-from kernels.phases.cpu import convolved, filters
 
 SIZE, PATCH, WINDOW, WIDTH = (6, 12), (2, 3), (2, 3), 6
 SHIFTS = list(np.ndindex(SIZE))  # every remainder with every quotient

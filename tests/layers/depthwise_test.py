@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import kernels
+from equivit import kernels
 from equivit.layers import dense, depthwise, isotypic
 from equivit.layers.grid import Layout
 from equivit.layers.relative import Attention as RelativeAttention
@@ -54,6 +54,16 @@ def convolved(x, taps, cotangent, grid, padding, implementation):
     with kernels.using(implementation):
         y, back = jax.vjp(convolve, x, taps)
     return y, *back(cotangent)
+
+
+def test_the_gradient_of_a_bias_is_not_summed_in_bfloat16():
+    """Rounded to bfloat16, the sum of 1001 ones is 1000."""
+    values, taps = jnp.zeros((1, 1001, 4), jnp.bfloat16), jnp.zeros((3, 3, 4), jnp.bfloat16)
+
+    def total(bias):
+        return depthwise.convolved(values, taps, (7, 143), bias=bias).astype(jnp.float32).sum()
+
+    np.testing.assert_array_equal(jax.grad(total)(jnp.zeros(4)), np.full(4, 1001))
 
 
 @pytest.mark.parametrize(("k", "grid", "padding"), [(3, (5, 4), "zeros"), (3, (5, 4), "wrap"), (9, (3, 10), "zeros")])

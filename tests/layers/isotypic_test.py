@@ -11,8 +11,7 @@ import pytest
 from absl.testing import parameterized
 from flax import nnx
 
-import kernels
-from equivit import testing
+from equivit import kernels, testing
 from equivit.layers import isotypic
 from equivit.layers.block import Block
 from equivit.layers.dropout import dropout

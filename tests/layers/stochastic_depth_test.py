@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from equivit.kernels.mesh import on_rows
 from equivit.layers.stochastic_depth import on_subset, subset
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 from equivit.targets import collectives, program
-from kernels.mesh import on_rows
 from tests.drawing import normal
 from tests.training.state_test import mesh_of
 

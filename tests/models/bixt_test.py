@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from equivit import logical, models, precision, pretrained
+from equivit.kernels.attention import attend
 from equivit.models import zoo
 from equivit.models.bixt.attention import attend_both
 from equivit.models.bixt.model import CODE
 from equivit.pretrained import bixt, mapping
-from kernels.attention import attend
 from tests.drawing import normal
 from tests.models.backbones import BIXT, model, near, run, tensors
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import depthwise
 from equivit import logical, train
+from equivit.configs import depthwise
 from equivit.evaluation import figures
 from equivit.models import saved
 from equivit.objectives.gated import GateOptions

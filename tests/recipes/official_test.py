@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs import adaptive_cifar, adaptive_imagenet, recipes
 from equivit import logical
+from equivit.configs import adaptive_cifar, adaptive_imagenet, recipes
 from equivit.layers import dense
 from equivit.models import zoo
 from equivit.models.decoders import MaskedAutoencoderConfig

@@ -26,7 +26,7 @@ DRAWN = "octic_h.py"  # what pictures show is for tests/evaluation/figures_test.
 
 
 # A sweep has a configuration and a command of its own: tests/training/sweep_test.py; depthwise_test.py runs stage 2.
-OTHERS = ("recipes.py", "timeseries.py", *LOWERED)
+OTHERS = ("__init__.py", "recipes.py", "timeseries.py", *LOWERED)
 NAMES = {path.name for path in ROOT.glob("*.py")} - set(OTHERS)
 RUN = sorted(NAMES, key=lambda name: (name != "linear_probe.py", name))  # the quick part has the first, a short one
 MORE = [("deit3.py", "L,H8,"), *(("jumbo_in1k.py", words) for words in BASELINES)]

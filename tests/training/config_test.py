@@ -3,6 +3,7 @@ import functools
 import json
 import math
 import re
+import sys
 
 import pytest
 
@@ -195,11 +196,41 @@ def test_show_prints_every_key_as_an_override(capsys):
     assert configs.differences(config, again) == []
 
 
+def test_a_recipe_has_a_name_and_a_file(tmp_path, monkeypatch):
+    by_file = configs.load(str(configs.RECIPES / "octic_h.py:I8"))
+    monkeypatch.chdir(tmp_path)
+    assert configs.differences(by_file, configs.load("octic_h:I8")) == []
+
+
+def test_a_file_imports_recipes_and_modules_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "constants_beside_it.py").write_text("BATCH = 64")
+    (tmp_path / "own.py").write_text(OWN)
+    config = configs.load(f"{tmp_path / 'own.py'}:D8")
+    assert config.batch_size == 64 and config.model.family == "D8"
+
+
+OWN = """
+from constants_beside_it import BATCH
+from equivit.configs import octic_h
+
+
+def get_config(mode):
+    config = octic_h.get_config(mode)
+    config.batch_size = BATCH
+    return config
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--config=tests/training/run_confg.py"], "there is no file .* the nearest is 'tests/training/run_config.py'"),
         (["--config=README.md"], "'README.md' must be a Python file"),
+        (["--config=octic_g:H8"], "--config='octic_g' is not one of .*; the nearest is 'octic_h'"),
+        (["--config=recipes"], "--config='recipes' is not one of "),
+        (["--config=nowhere/octic_h.py:H8"], "there is no file .*; the recipe that comes with equivit is octic_h"),
+        (["--config=tests/drawing.py"], r"'tests/drawing.py' must define get_config\(mode\)"),
         ([f"--config={CONFIG}", "--workdr=x"], "unknown argument '--workdr'; the nearest is '--workdir'"),
         ([f"--config={CONFIG}", "--config.model.name=octic_vit_ti61"], "octic_vit_ti16"),
         ([f"--config={CONFIG}", "--config.model.wdth=3"], "width"),

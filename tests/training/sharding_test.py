@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import kernels.mesh
-from equivit import logical
+from equivit import kernels, logical
 from equivit.layers.stack import used
 from equivit.models import zoo
 from equivit.precision import AtUse

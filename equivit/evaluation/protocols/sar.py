@@ -7,7 +7,8 @@ from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
 
 def opens(run: Run) -> None:
-    """ValueError for a model without layer norms to adapt."""
+    """ValueError for a model without layer norms to adapt, or for precision "float16"."""
+    adaptation.check_precision(run.precision)
     run.open()
     adaptation.adapted(run.model)
 

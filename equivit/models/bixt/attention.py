@@ -11,10 +11,10 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit import errors
+from equivit.kernels.attention import attend, reference, side_by_side
 from equivit.layers.dense import Linear
 from equivit.layers.dropout import Key, Rate, split
 from equivit.layers.stochastic_depth import drop_path
-from kernels.attention import attend, reference, side_by_side
 
 
 class CrossAttention(nnx.Module):

@@ -6,14 +6,14 @@ import jax
 from flax import nnx
 
 from equivit import errors
+from equivit.kernels.attention import attend, head_by_head, side_by_side
+from equivit.kernels.phases import at_largest, pool
 from equivit.layers import dense, polyphase
 from equivit.layers.convolution import Conv, NormedConv, Pair
 from equivit.layers.grid import Layout
 from equivit.models.staged import join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.attention import attend, head_by_head, side_by_side
-from kernels.phases import at_largest, pool
 
 
 class ConvEmbed(nnx.Module):

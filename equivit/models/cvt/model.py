@@ -16,6 +16,7 @@ from flax import nnx
 
 from equivit import constraints
 from equivit.constraints import Below1, Depth, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
+from equivit.kernels.phases import KERNELS
 from equivit.layers import dense
 from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.grid import Layout
@@ -26,7 +27,6 @@ from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.models.model import Preset
 from equivit.models.staged import Map, Staged, StagedTransformerConfig, TokenBlock, split_prefix
 from equivit.symmetry.shifts import Choice
-from kernels.phases import KERNELS
 
 PARTS = ("token", "merge", "pool")  # that may be adaptive
 ACTIVATIONS = {"quick_gelu": dense.quick_gelu, "gelu": dense.gelu}

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.attention import attend
 from equivit.layers import dense
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import NormedConv
 from equivit.models.mobilenetv4.inverted_bottleneck import ResidualBlock
-from kernels.attention import attend
 
 XAVIER = nnx.initializers.xavier_uniform()
 

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.attention import attend
+from equivit.kernels.convolution import around
 from equivit.layers import dense
 from equivit.layers.block import branch_path
 from equivit.layers.convolution import DepthwiseConv, Pair
@@ -24,8 +26,6 @@ from equivit.models.mvit.position import CircularPosition, DecomposedPosition
 from equivit.models.staged import join_prefix, split_prefix
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.attention import attend
-from kernels.convolution import around
 
 State = tuple[jax.Array, dict[str, Choice]]  # tokens, and the chosen phases by name
 KERNEL, PADDING = (3, 3), (1, 1)  # of all pooling convolutions

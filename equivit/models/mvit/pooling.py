@@ -8,11 +8,11 @@ MViTv2 instead of merging).  Related maps, such as keys and values, share a phas
 import jax
 import jax.numpy as jnp
 
+from equivit.kernels.phases import pool
 from equivit.layers.convolution import DepthwiseConv, Pair
 from equivit.layers.polyphase import differentiated_at_choice, lattice_norms
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.phases import pool
 
 Maps = tuple[jax.Array, ...]
 Pools = tuple[DepthwiseConv, ...]

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.convolution import around
 from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import Conv, Pair
@@ -30,7 +31,6 @@ from equivit.models.features import Grid
 from equivit.models.segmenter.pyramid_pooling import PyramidPooling, conv_unit
 from equivit.symmetry import fields, shifts
 from equivit.symmetry.groups import Group
-from kernels.convolution import around
 
 UPSAMPLING = ("interpolate", "unpool")
 DROPOUT = 0.1  # rate for channels, before the logits

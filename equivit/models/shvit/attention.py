@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.attention import attend
 from equivit.layers import dense
 from equivit.layers.convolution import NormedConv
-from kernels.attention import attend
 
 
 class GroupNorm(nnx.Module):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from equivit import errors
+from equivit.kernels.phases import Moments, at_largest, token_moments
 from equivit.layers import dense, polyphase
 from equivit.layers.polyphase import STRIDE
 from equivit.models.swin.window import Pair, fill_up
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
-from kernels.phases import Moments, at_largest, token_moments
 
 
 class PatchMerging(nnx.Module):

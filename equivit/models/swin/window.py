@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from equivit.kernels.attention import attend
+from equivit.kernels.product import add_bias
 from equivit.layers import dense
 from equivit.layers.grid import Layout
 from equivit.layers.position import resize
-from kernels.attention import attend
 
 Pair = tuple[int, int]
 APART = -100.0  # the official mask; not -inf for cosine logits, which reach 100, so official outputs need this value
@@ -256,14 +257,14 @@ class CosineWindowAttention(WindowAttention):
 
     def attend(self, x: jax.Array, bias: jax.Array) -> jax.Array:
         q, k, v = self.heads(x)
-        q, v = q + self._by_head(self.q_bias, q), v + self._by_head(self.v_bias, v)
+        q, v = add_bias(q, self._by_head(self.q_bias)), add_bias(v, self._by_head(self.v_bias))
         with jax.named_scope("attention"):
             scale = jnp.exp(jnp.minimum(self.logit_scale[...], LARGEST_SCALE))
             q, k = unit(q, scale[:, None, None]), unit(k)
         return attend(q, k, v, bias, scale=1.0)
 
-    def _by_head(self, bias: nnx.Param, like: jax.Array) -> jax.Array:
-        return bias[...].reshape(self.num_heads, 1, -1).astype(like.dtype)
+    def _by_head(self, bias: nnx.Param) -> jax.Array:
+        return bias[...].reshape(self.num_heads, 1, -1)
 
 
 def unit(x: jax.Array, length: jax.Array | float = 1.0) -> jax.Array:

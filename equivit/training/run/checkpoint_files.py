@@ -1,7 +1,7 @@
 """Checkpoint files (Orbax): reading the newest intact one, and detecting damage.
 
-A checkpoint has the parts "model" and "optimizer", arrays by name, and "about".  "about" holds the number of the next
-batch (the data position), and the shape, type and checksum of each array.
+A checkpoint has the parts "model", "optimizer" and, in precision "float16", "loss_scale", arrays by name, and "about".
+"about" holds the number of the next batch (the data position), and the shape, type and checksum of each array.
 """
 
 import functools
@@ -76,7 +76,7 @@ def parts_of(state: State) -> dict[str, dict[str, Any]]:
     """The leaves of each part of a checkpoint, by name."""
     found = {"model": {}, "optimizer": {}}
     for name, leaf in _leaves(state).items():
-        found[_part(name)][name] = leaf
+        found.setdefault(_part(name), {})[name] = leaf
     return found
 
 
@@ -163,8 +163,9 @@ def _about(manager, step):
 
 
 def _part(name):
-    """The part of a checkpoint that holds a leaf; a model loads without the optimiser."""
-    return "optimizer" if name.startswith("optimizer.") else "model"
+    """The part of a checkpoint that holds a leaf; a model loads without the others."""
+    part = name.partition(".")[0]
+    return part if part in ("optimizer", "loss_scale") else "model"
 
 
 def _leaves(tree):

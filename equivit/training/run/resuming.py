@@ -124,9 +124,17 @@ def _threads() -> int:
 
 
 def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) -> None:
-    """ValueError if the model, its objective or the frozen parameters changed, even if all arrays would fit."""
+    """ValueError if the model, its objective or the frozen parameters changed, even if all arrays would fit.
+
+    Also for a change to precision "float16", as checkpoints of others hold no loss scale.
+    """
     if before is None:
         return
+    if config.precision == "float16" != before.precision:
+        raise ValueError(
+            f"config.precision='float16': the run in {workdir} has {before.precision!r}, and no loss scale; give that "
+            f"value, or another --workdir with --config.init={workdir}."
+        )
     fixed = ["objective.name", "optimizer.freeze"]
     fixed += [f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED]
     if not _same_model(config, before):

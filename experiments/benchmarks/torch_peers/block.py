@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.pointwise import to_isotypic, to_regular
+from equivit.kernels.pointwise import to_isotypic, to_regular
 
 LINES = ("A1", "A2", "B1", "B2")
 IRREPS = (*LINES, "E")

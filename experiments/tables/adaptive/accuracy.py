@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from configs import recipes
+from equivit.configs import recipes
 from experiments import findings
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from configs import recipes
 from equivit import logical
+from equivit.configs import recipes
 from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition

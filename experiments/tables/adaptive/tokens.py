@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from configs import recipes
+from equivit.configs import recipes
 from equivit.data import config as data_config
 from equivit.data.pixels import normalize
 from equivit.models import zoo

@@ -27,8 +27,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from configs import depthwise
 from equivit import logical, pretrained
+from equivit.configs import depthwise
 from equivit.depthwise import selection
 from equivit.training import build, freezing
 from equivit.training import config as configs

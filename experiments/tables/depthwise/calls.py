@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from configs import depthwise
 from equivit import models, onnx_files, profile
+from equivit.configs import depthwise
 from equivit.depthwise.replacement import PATCHES_ONLY
+from equivit.kernels import using
 from equivit.layers import dense
 from equivit.layers.depthwise import replace_attention
 from equivit.models.inference import Blocks, deployed, deployed_part
-from kernels import using
 
 NAMES = {None: "MhSA", "conv": "Conv_all", "dw": "DW", "spvit": "SPViT-style", "ens_dw": "Ens+DW"}
 # Of JAX: the dtype of parameters and inputs, and the precision of products.

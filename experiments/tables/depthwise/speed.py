@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from configs import depthwise
 from equivit import onnx_files, profile
+from equivit.configs import depthwise
 from experiments import findings, flags, machine, timing
 from experiments.findings import Claim
 from experiments.tables import measuring, papers

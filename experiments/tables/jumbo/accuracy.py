@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs import jumbo_in1k
+from equivit.configs import jumbo_in1k
 from equivit.training import config as configs
 from experiments import findings
 from experiments.findings import Claim

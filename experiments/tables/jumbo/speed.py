@@ -20,7 +20,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs import jumbo_in1k
+from equivit.configs import jumbo_in1k
 from experiments import compiled_models, findings, flags, machine, timing
 from experiments.findings import Claim
 from experiments.tables import measuring

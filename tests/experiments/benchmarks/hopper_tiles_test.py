@@ -6,9 +6,9 @@ import json
 import jax
 import pytest
 
+from equivit.kernels.hopper import best
 from experiments.benchmarks import hopper_tiles
 from experiments.benchmarks.field_shapes import REALISTIC
-from kernels.hopper import best
 from tests.experiments import scripts
 
 SHAPES = {shape.name: shape for shape in REALISTIC}

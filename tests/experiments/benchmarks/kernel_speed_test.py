@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from equivit.kernels.octic_linear_gelu import octic_linear_gelu
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import Shape
-from kernels.octic_linear_gelu import octic_linear_gelu
 from tests.experiments.scripts import ONCE, run
 
 SHAPE = Shape("tiny", (2,), 3, 16, 24)

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import jumbo_in1k
 from equivit import testing
+from equivit.configs import jumbo_in1k
 from equivit.models import zoo
 from equivit.training import checkpoints
 from equivit.training import config as configs

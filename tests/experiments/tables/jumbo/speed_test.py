@@ -3,7 +3,7 @@
 import json
 from types import SimpleNamespace
 
-from configs import jumbo_in1k
+from equivit.configs import jumbo_in1k
 from experiments import machine
 from experiments.tables.jumbo import costs, figures, paper_numbers, speed
 from experiments.tables.jumbo.speed import Variant
