@@ -81,7 +81,7 @@ def load(place: str | os.PathLike, *, weights: str | None = None, **options: Any
     from equivit.training import config as configs
 
     place = os.fspath(place)
-    if (pathlib.Path(place) / "config.json").is_file() and not (pathlib.Path(place) / "model.json").is_file():
+    if loading.is_run(pathlib.Path(place)):
         config, model, _ = checkpoints.load_run(pathlib.Path(place), weights=weights)
     elif weights is not None:
         raise ValueError(f"--weights={weights} is only for a run; {place} has one set of weights.")

@@ -18,9 +18,10 @@ def chosen(labels: np.ndarray | None, examples: int, share: float, seed: int) ->
       seed: determines the examples, with the order of the source.
     """
     labels = np.zeros(examples, int) if labels is None else np.asarray(labels)
-    held, rng = np.zeros(examples, bool), np.random.default_rng(seed)
+    held = np.zeros(examples, bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         number = min(max(1, round(share * len(members))), len(members) - 1)
-        held[rng.permutation(members)[:number]] = True
+        # Each class has a generator of its own: images added to one class move no image of another.
+        held[np.random.default_rng([seed, int(label)]).permutation(members)[:number]] = True
     return held

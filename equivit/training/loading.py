@@ -20,6 +20,11 @@ from equivit.training.run import resuming
 CLIP = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 
 
+def is_run(place: pathlib.Path) -> bool:
+    """Whether a path is a run directory; folders of other libraries have a config.json too."""
+    return (place / "config.json").is_file() and ((place / "run.json").is_file() or (place / "checkpoints").is_dir())
+
+
 def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
     """The model in a run directory or a saved model, its training data, and the step of the checkpoint of a run.
 
@@ -86,7 +91,7 @@ def trained_on(place: str | pathlib.Path) -> TrainedOn:
     directory = pathlib.Path(place)
     if (directory / "model.json").is_file():
         return saved.trained_on(directory)
-    if not (directory / "config.json").is_file():
+    if not is_run(directory):
         return UNKNOWN
     images = data_config.preparation(configs.from_json(directory / "config.json").data)
     return resuming.data_before(directory)._replace(images=images)

@@ -14,6 +14,9 @@ def test_every_class_gives_its_share():
     assert [int(held[labels == label].sum()) for label in range(4)] == [10, 2, 1, 0]  # one image is never held out
     np.testing.assert_array_equal(held, held_out.chosen(labels, len(labels), 0.2, seed=0))
     assert (held != held_out.chosen(labels, len(labels), 0.2, seed=1)).any()
+    more = np.concatenate([labels, np.zeros(20, int)])
+    same = (held_out.chosen(more, len(more), 0.2, seed=0)[: len(labels)] == held)[labels > 0]
+    assert same.all()  # the other classes keep their images
     assert held_out.chosen(None, 10, 0.2, seed=0).sum() == 2
     assert held_out.chosen(labels, len(labels), 0.99, seed=0).sum() == 49 + 9 + 1  # one image stays
 
