@@ -59,6 +59,7 @@ package-test: $(VENV)/bin/python
 	rm -rf build/lib $(PACKAGE)/wheel $(PACKAGE)/work && mkdir -p $(PACKAGE)/work
 	$(RUN) -m venv $(PACKAGE)/venv
 	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir=$(PACKAGE)/wheel .
+	rm -rf build/lib build/bdist.*
 	$(PACKAGE)/venv/bin/pip install --quiet --disable-pip-version-check kernels $(PACKAGE)/wheel/*.whl
 	cd $(PACKAGE)/work && $(PACKAGE)/venv/bin/python -P $(abspath tests/package_check.py)
 

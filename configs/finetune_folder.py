@@ -5,7 +5,7 @@ rate, shortened and with few augmentations for data sets of hundreds to some ten
 and cost depend on the data; docs/how_to/own_images.md has an example.
 
     python -m equivit.train --config=configs/finetune_folder.py --workdir=runs/photos \
-        --config.init=timm:deit_3_small_224_1k.pth --config.data.source=folder:photos
+        --config.init=deit_3_small_224_1k.pth --config.data.source=folder:photos
     python -m equivit.train --config=configs/finetune_folder.py:head --workdir=runs/head \
         --config.init=runs/photos --config.data.source=csv:photos.csv
     python -m equivit.train --config=configs/finetune_folder.py:quicktest --workdir=/tmp/quicktest
@@ -46,7 +46,9 @@ def get_config(mode: str = "decay=0.75"):
         c.model.name = "vit_ti16"
         recipes.small(c, width=48, depth=2, num_heads=2, patch_size=8, num_classes=10)
     else:
-        c.init = config.Missing("give the weights to start from, as --config.init=timm:FILE, a run or a saved model.")
+        c.init = config.Missing(
+            "give the weights to start from, as --config.init=FILE or hf:ORG/NAME, a run or a saved model."
+        )
         c.data.source = config.Missing(
             "give your images, as --config.data.source=folder:DIR, in a folder for each class."
         )

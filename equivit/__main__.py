@@ -4,10 +4,12 @@ equivit train --config=quickstart --workdir=runs/quickstart
 python -m equivit train --config=quickstart --workdir=runs/quickstart
 """
 
+import ast
 import importlib
+import pathlib
 import sys
 
-from equivit import errors
+from equivit import __version__, errors
 
 COMMANDS = (
     "accelerate",
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(_help())
         return 0
     if name == "--version":
-        print(f"equivit {importlib.import_module('equivit').__version__}")
+        print(f"equivit {__version__}")
         return 0
     if name not in COMMANDS:
         print(f"error: there is no command '{errors.word(name)}'{errors.nearest(name, COMMANDS)}.", file=sys.stderr)
@@ -40,9 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _help() -> str:
     """The commands, each with the first line of its docstring."""
-    docstrings = {name: importlib.import_module(f"equivit.{name}").__doc__ or "" for name in COMMANDS}
-    text = "\n".join(f"  {name:12}{docstring.splitlines()[0]}" for name, docstring in docstrings.items())
-    return f"usage: equivit COMMAND ...\n\n{text}\n\n`equivit COMMAND --help` describes a command."
+    folder = pathlib.Path(__file__).parent
+    trees = {name: ast.parse((folder / f"{name}.py").read_text()) for name in COMMANDS}
+    lines = (f"  {name:12}{(ast.get_docstring(tree) or '').splitlines()[0]}" for name, tree in trees.items())
+    return "\n".join(("usage: equivit COMMAND ...\n", *lines, "\n`equivit COMMAND --help` describes a command."))
 
 
 if __name__ == "__main__":

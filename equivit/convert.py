@@ -1,7 +1,9 @@
-"""Convert weights: an official file to a saved model, or a model to an official file.
+"""Convert weights: public ones to a saved model, or a model to an official file.
 
-python -m equivit.convert --source=octic_vits --input=hybrid_deit_huge_patch14.pth --output=models/h8_h14
+python -m equivit.convert --input=hybrid_deit_huge_patch14.pth --output=models/h8_h14
+python -m equivit.convert --input=hf:facebook/dinov2-small --output=models/dinov2_s14
 python -m equivit.convert --to=octic_vits --input=models/h8_h14 --output=back.safetensors
+python -m equivit.convert --to=hf --input=RUN --output=DIR --push=ORG/NAME   # a folder with a model card, to the Hub
 """
 
 import argparse
@@ -14,7 +16,9 @@ import sys
 from equivit import command
 
 # The sources of pretrained/.
-FORMATS = ("octic_vits", "flip", "timm", "dinov2", "clip", "cvt", "bixt", "jumbo", "mae", "mae_autoencoder")
+FORMATS = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "siglip", "jumbo", "mae")
+FORMATS += ("mae_autoencoder", "dinov2", "timm")
+HUB = "hf"
 MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 HINTS = ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key")
 
@@ -26,14 +30,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command.parser("convert", "Convert official weights to a saved model (--source), or back (--to).")
-    direction = parser.add_mutually_exclusive_group(required=True)
-    direction.add_argument("--source", choices=FORMATS, help="the format of --input")
-    direction.add_argument("--to", choices=FORMATS, help="the format of --output")
-    parser.add_argument(
-        "--input", required=True, type=pathlib.Path, help="official file; with --to, a saved model or a run directory"
+    parser = command.parser(
+        "convert", "Convert public weights to a saved model, or a model to an official file (--to)."
     )
-    parser.add_argument("--output", required=True, type=pathlib.Path, help="directory; with --to, a file")
+    direction = parser.add_mutually_exclusive_group()
+    direction.add_argument("--source", choices=FORMATS, help="the format of --input, if its names do not tell")
+    to = "the format of --output; hf: a folder for the Hugging Face Hub"
+    direction.add_argument("--to", choices=(*FORMATS, HUB), help=to)
+    place = "file, folder or hf:ORG/NAME of weights; with --to, a saved model or a run directory"
+    parser.add_argument("--input", required=True, help=place)
+    output = "directory; with --to, a file, or for hf a directory"
+    parser.add_argument("--output", required=True, type=pathlib.Path, help=output)
+    parser.add_argument("--push", metavar="ORG/NAME", help="with --to=hf: upload to this repository too")
     heads = "heads per block, if no published model has that width; 3,6,12 by stage"
     parser.add_argument("--num_heads", type=_numbers, help=heads)
     size = "HEIGHT,WIDTH of the learned positions or the windows, if not square"
@@ -62,13 +70,19 @@ def _read(options: argparse.Namespace) -> None:
 
     from equivit import pretrained
     from equivit.models import saved
+    from equivit.trained_on import UNKNOWN
 
+    if options.push is not None:
+        raise ValueError(f"--push={options.push} is for --to={HUB}.")
     if options.flavour is not None:
-        raise ValueError("--flavour is only for --to; with --source the file determines it.")
-    print(f"Reading {options.input} as {options.source}.", flush=True)
+        raise ValueError("--flavour is only for --to; without it the file determines the flavour.")
+    print(f"Reading {options.input}{f' as {options.source}' if options.source else ''}.", flush=True)
     hints = {name: getattr(options, name) for name in HINTS}
-    model = pretrained.load(options.source, options.input, **{k: v for k, v in hints.items() if v is not None})
-    saved.save(options.output, model)
+    where = (options.source, options.input) if options.source else (options.input,)
+    model = pretrained.load(*where, **{k: v for k, v in hints.items() if v is not None})
+    data = pretrained.trained_on(options.input)
+    named = len(data.classes) == getattr(model.config, "num_classes", None)  # not those of a head that was replaced
+    saved.save(options.output, model, data if named else UNKNOWN)
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"Done: {pretrained.describe(model.config)}, {number / 1e6:.2f} M parameters, in {options.output}.")
 
@@ -82,14 +96,42 @@ def _write(options: argparse.Namespace) -> None:
 
     for hint in HINTS:
         if getattr(options, hint) is not None:
-            raise ValueError(f"--{hint} is only for --source; saved models already contain it.")
+            raise ValueError(f"--{hint} is only for --source, to read weights; saved models already contain it.")
+    if options.push is not None and options.to != HUB:
+        raise ValueError(f"--push={options.push} is for --to={HUB}, not --to={options.to}.")
     print(f"Reading the model in {options.input}.", flush=True)
-    model, data, step = loading.load(options.input)
+    model, data, step = loading.load(pathlib.Path(options.input))
     of = "" if step is None else f" of step {step}"
+    if options.to == HUB:
+        return _write_repository(options, model, data, of)
     state = pretrained.state_dict(options.to, model, flavour=options.flavour)
     reading.write(options.output, state, {"classes": json.dumps(list(data.classes))} if data.classes else {})
     number = sum(np.size(tensor) for tensor in state.values())
     print(f"Done: {len(state)} tensors{of} with {number / 1e6:.2f} M entries, in {options.output}.")
+
+
+def _write_repository(options: argparse.Namespace, model, data, of: str) -> None:
+    """Write a saved model with a model card, and upload it if asked to."""
+    from equivit import pretrained
+    from equivit.models import saved
+    from equivit.pretrained import card, hub
+
+    if options.flavour is not None:
+        raise ValueError(f"--flavour={options.flavour} is for official files; --to={HUB} has none.")
+    if options.push is not None:
+        hub.check_repository(options.push)
+    recipe, figures = (_json(pathlib.Path(options.input) / name) for name in ("config.json", "report.json"))
+    saved.save(options.output, model, data)
+    what = pretrained.describe(model.config)
+    card.write(options.output, model, what, repository=options.push, data=data, recipe=recipe, figures=figures)
+    print(f"Done: the model{of} with its card, in {options.output}.", flush=True)
+    if options.push is not None:
+        print(f"Pushed to {hub.push(options.output, options.push)}.")
+
+
+def _json(path: pathlib.Path) -> dict:
+    """The content of a file of a run; {} if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Predict the classes of images, or their label maps.
 
     python -m equivit.predict --input=runs/photos photos/test --output=predictions.csv
-    python -m equivit.predict --input=timm:deit_3_small_224_1k.pth cat.jpg dog.jpg --top=3
+    python -m equivit.predict --input=deit_3_small_224_1k.pth cat.jpg dog.jpg --top=3
     find . -name "*.png" | python -m equivit.predict --input=runs/photos - --output=predictions.jsonl
     python -m equivit.predict --input=runs/camvid road.png --output=maps
 
@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = command.parser("predict", __doc__)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders, lists (.txt), or - for a list")
     parser.add_argument(
-        "--input", required=True, help="a run directory, a saved model, or weights such as timm:model.safetensors"
+        "--input",
+        required=True,
+        help="a run directory, a saved model, or weights such as model.safetensors or hf:ORG/NAME",
     )
     parser.add_argument("--output", type=pathlib.Path, help="FILE.csv, FILE.jsonl, or a directory for label maps")
     parser.add_argument("--top", type=command.at_least(1), default=5, help="number of classes per image (5)")
@@ -68,7 +70,7 @@ def load(place: str | os.PathLike, *, weights: str | None = None, **options: Any
     """The model at a place, which predicts from image files and arrays.
 
     Args:
-      place: a run directory, a saved model, or weights such as "timm:model.safetensors".
+      place: a run directory, a saved model, or weights such as "model.safetensors" or "hf:ORG/NAME".
       weights: for a run, one of its objective's weights, such as "averaged"; None for the first.
       options: `top`, `batch_size` and `orientations` of `evaluation.predictor.Predictor`.
 

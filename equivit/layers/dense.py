@@ -18,7 +18,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from equivit import errors
-from equivit.kernels.attention import self_attention, side_by_side, split_heads, weights
+from equivit.kernels.attention import attend, self_attention, side_by_side, split_heads, weights
 from equivit.kernels.gelu import gelu
 from equivit.kernels.product import Map, linear
 from equivit.layers.grid import Layout
@@ -257,6 +257,26 @@ class Attention(nnx.Module):
     def projected(self, y: jax.Array) -> jax.Array:
         """The output projection of weighted sums of values [*B, num_heads, N, head channels]."""
         return self.proj(side_by_side(y))
+
+
+class NormedAttention(Attention):
+    """Self-attention with a layer norm of the queries and of the keys of each head (arXiv 2302.05442, Section 2).
+
+    Args:
+      eps: of these norms.
+      options: arguments of `Attention`.
+    """
+
+    def __init__(self, width: int, num_heads: int, *, eps: float, **options: Any):
+        super().__init__(width, num_heads, **options)
+        self.q_norm, self.k_norm = (LayerNorm(width // num_heads, eps=eps) for _ in range(2))
+
+    def __call__(self, x: jax.Array, layout: Layout | None = None) -> jax.Array:
+        return self.projected(attend(*self.heads(x)))
+
+    def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q, k, v = super().heads(x)
+        return self.q_norm(q), self.k_norm(k), v
 
 
 class PatchEmbed(nnx.Module):

@@ -28,6 +28,7 @@ class Parts:
       layer_scale: initial layer scale; None for none.
       activation: "gelu", "gelu_tanh", "quick_gelu" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
+      qk_norm: whether dense attention norms queries and keys.
       patch_bias: whether the dense patch embedding has a bias.
       init: initializer of dense weights, a key of `dense.INITS`; isotypic layers have only one.
       dropout: rate in the branches of a block.
@@ -43,6 +44,7 @@ class Parts:
     layer_scale: float | None = None
     activation: str = "gelu"
     qkv_bias: bool = True
+    qk_norm: bool = False
     patch_bias: bool = True
     init: str = "normal"
     dropout: float = 0.0
@@ -98,6 +100,8 @@ class Parts:
             options |= dict(init=self.weight_init)
             if self.torus is not None:
                 return relative.Attention(width, num_heads, self.torus, **options)
+            if self.qk_norm:
+                return dense.NormedAttention(width, num_heads, eps=self.norm_eps, **options)
             return dense.Attention(width, num_heads, **options)
         if self.torus is not None:
             return relative.IsotypicAttention(width, num_heads, self.torus, group=self.group, **options)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from equivit.kernels.attention import attend, side_by_side, split_heads
 from equivit.layers.grid import Layout
 from equivit.layers.jumbo import divide, merge
 from equivit.layers.parts import identity
@@ -105,6 +106,30 @@ class FcNormReadout(_Readout):
         return self.fc_norm(rows(x, layout.prefix).mean(-2))
 
 
+class AttentionReadout(_Readout):
+    """A learned query attends to the patch tokens after the norm; then y + mlp(norm(y)) (SigLIP's head).
+
+    Args:
+      query: the learned token [D].
+      qkv, proj, num_heads: as in an attention, for q of the query, and k and v of the patches.
+      mlp_norm, mlp: applied to the attended token.
+    """
+
+    def __init__(
+        self, norm: Callable, *, query: nnx.Param, qkv: Any, proj: Any, num_heads: int, mlp_norm: Any, mlp: Any
+    ):
+        super().__init__(norm, class_token=False)
+        self.query, self.qkv, self.proj, self.num_heads = query, qkv, proj, num_heads
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
+        patches = rows(self.norm(x), layout.prefix)
+        query = jnp.broadcast_to(self.query[...].astype(x.dtype), (*patches.shape[:-2], 1, patches.shape[-1]))
+        q, k, v = split_heads(self.qkv(jnp.concatenate([query, patches], axis=-2)), self.num_heads)
+        y = self.proj(side_by_side(attend(q[..., :1, :], k[..., 1:, :], v[..., 1:, :])))
+        return (y + self.mlp(self.mlp_norm(y)))[..., 0, :]
+
+
 class JumboReadout(nnx.Module):
     """The merged Jumbo token; with `patches`, concatenated with the mean patch token.
 
@@ -151,7 +176,7 @@ class JumboReadout(nnx.Module):
         return Roles(to_dense(self.token(x, layout))[..., 0, :], patches[..., :0, :], patches)
 
 
-Readout = ClassReadout | MeanReadout | BlocksReadout | FcNormReadout | JumboReadout
+Readout = ClassReadout | MeanReadout | BlocksReadout | FcNormReadout | AttentionReadout | JumboReadout
 
 
 def to_dense(x: Tokens) -> jax.Array:

@@ -49,6 +49,11 @@ def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> N
         files.write_text(unfinished / "model.json", json.dumps(description, indent=1) + "\n")
 
 
+def is_saved(path: pathlib.Path) -> bool:
+    """Whether a path is the directory of a saved model."""
+    return (path / "model.json").is_file()
+
+
 def load(path: pathlib.Path) -> nnx.Module:
     """The model that `save` wrote.
 
@@ -69,6 +74,11 @@ def load(path: pathlib.Path) -> nnx.Module:
             "interrupted; save or copy the model again."
         )
     return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
+
+
+def configuration(path: pathlib.Path) -> Config:
+    """The configuration of the model in a directory; errors as in `trained_on`."""
+    return _read(pathlib.Path(path) / "model.json", _from_description)
 
 
 def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.ndarray]) -> None:

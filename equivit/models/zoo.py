@@ -5,7 +5,7 @@ Each model file lists its names (`NAMES`).
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from flax import nnx
 
 from equivit import constraints, errors
 from equivit.layers.rngs import Keys
-from equivit.models import decoders
+from equivit.models import decoders, timm_names
 from equivit.models.bixt import model as bixt
 from equivit.models.cvt import model as cvt
 from equivit.models.efficientvit import model as efficientvit
@@ -21,6 +21,7 @@ from equivit.models.mobilenetv4 import model as mobilenetv4
 from equivit.models.model import Config, Preset
 from equivit.models.mvit import model as mvit
 from equivit.models.patchtst import model as patchtst
+from equivit.models.reconfiguration import reconfigure
 from equivit.models.segmenter import model as segmenter
 from equivit.models.shvit import model as shvit
 from equivit.models.swin import model as swin
@@ -55,6 +56,8 @@ NAMES = (
     | shvit.NAMES
     | bixt.NAMES
 )
+# Fields by which weights fit a named model.
+ARCHITECTURE = ("family", "width", "widths", "depth", "depths", "num_heads", "patch_size", "version", "hidden", "jumbo")
 # Size "bigg14" was called "g14"; `dinov2_vit_g14` is DINOv2's ViT-g.
 RENAMED = {name.replace("_bigg14", "_g14"): name for name in NAMES if name.endswith("_bigg14")}
 RENAMED = {old: new for old, new in RENAMED.items() if old not in NAMES}
@@ -72,6 +75,7 @@ def configuration(name: str, **overrides) -> Config:
       ValueError: no such name, no such field (the message gives the nearest), or a missing field without default.
     """
     check_options(name, overrides)
+    name, overrides = _own_name(name, overrides)
     if name in RENAMED:
         warnings.warn(f"model {name} is called {RENAMED[name]} now.", FutureWarning, stacklevel=2)
     preset = _preset(name)
@@ -84,9 +88,9 @@ def configuration(name: str, **overrides) -> Config:
 
 def check_options(name: str, options: Iterable[str]) -> None:
     """Raise ValueError unless a model of that name exists and has these options; "name" itself is allowed."""
-    if not isinstance(name, str) or name not in NAMES and name not in RENAMED:
+    if not is_known(name):
         where = "equivit.models.names() lists all"
-        raise ValueError(f"model {errors.shown(name)} is not known; {_nearest(str(name), names(), where)}")
+        raise ValueError(f"model {errors.shown(name)} is not known; {_nearest_name(str(name), where)}")
     config = _preset(name).config
     known = [field.name for field in dataclasses.fields(config)]
     for key in options:
@@ -99,7 +103,7 @@ def check_options(name: str, options: Iterable[str]) -> None:
 
 def types_of(name: str) -> dict[str, Any]:
     """The field types of a named model (`constraints.py`); empty for an unknown name."""
-    return constraints.types_of(_preset(name).config) if name in NAMES or name in RENAMED else {}
+    return constraints.types_of(_preset(name).config) if is_known(name) else {}
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -130,14 +134,50 @@ def _changes(preset: Preset, config: Any) -> dict[str, Any] | None:
     return changes if preset.configuration(**changes) == config else None
 
 
-def create(name: str, *, rngs: nnx.Rngs | None = None, **overrides) -> nnx.Module:
-    """Build a named model, with parameters drawn from `rngs` (seed 0 if None)."""
-    return configuration(name, **overrides).build(rngs or Keys(0))
+def is_known(name: Any) -> bool:
+    """Whether `create` knows a name: one of `names`, an earlier name, or one of timm (`timm_names.py`)."""
+    return isinstance(name, str) and _own_name(name, {})[0] in NAMES.keys() | RENAMED.keys()
+
+
+def create(name: str, *, rngs: nnx.Rngs | None = None, pretrained: str | None = None, **overrides) -> nnx.Module:
+    """Build a named model, with parameters drawn from `rngs` (seed 0 if None), or with public weights.
+
+    Args:
+      pretrained: a place of weights, such as "hf:ORG/NAME" (`pretrained.load`).  Their configuration is kept, except
+        for the overrides; a head of another size is drawn.
+
+    Raises:
+      ValueError: as `configuration`, or the weights are of another model; the message gives the differing fields.
+    """
+    config = configuration(name, **overrides)
+    if pretrained is not None:
+        return _with_weights(name, config, pretrained, rngs, overrides)
+    return config.build(rngs or Keys(0))
 
 
 def abstract(name: str, **overrides) -> nnx.Module:
     """The named model with shapes instead of arrays, which takes no memory."""
     return jax.eval_shape(lambda: create(name, **overrides))
+
+
+def _with_weights(name: str, config: Config, place: str, rngs: nnx.Rngs | None, overrides: Mapping[str, Any]):
+    """The model at a place, with overrides as its fields; ValueError unless it has the architecture of `config`."""
+    from equivit import pretrained  # it needs this file, and is needed only here
+
+    model = pretrained.load(place)
+    theirs: Any = model.config
+    wrong = [
+        f"{field} {getattr(theirs, field, None)}, not {getattr(config, field)}"
+        for field in ARCHITECTURE
+        if hasattr(config, field) and getattr(theirs, field, None) != getattr(config, field)
+    ]
+    if type(theirs) is not type(config) or wrong:
+        has = ", ".join(wrong) or f"a {kind(theirs)}"
+        raise ValueError(f"model {name}: the weights at {place} are of another model: {has}.")
+    fields = _own_name(name, overrides)[1]
+    if "num_classes" in fields and getattr(theirs, "projection", None) is not None:
+        fields["projection"] = None  # one head only
+    return reconfigure(model, rngs=rngs, **fields)[0]
 
 
 def kind(config: Config) -> str:
@@ -146,7 +186,24 @@ def kind(config: Config) -> str:
 
 
 def _preset(name: str) -> Preset:
+    name, _ = _own_name(name, {})
     return NAMES[RENAMED.get(name, name)]
+
+
+def _own_name(name: str, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Our name of a model, and its overrides, which a name of timm may complete."""
+    found = None if name in NAMES else timm_names.translated(name)
+    if found is None or found[0] not in NAMES:
+        return name, dict(overrides)
+    return found[0], {**found[1], **overrides}
+
+
+def _nearest_name(name: str, where: str) -> str:
+    """The nearest names in any spelling."""
+    spelled = {timm_names.spelled(known): known for known in NAMES}
+    if close := errors.near(timm_names.spelled(name), spelled, 3):
+        return f"did you mean {' or '.join(spelled[one] for one in close)}?"
+    return _nearest(name, names(), where)
 
 
 def _nearest(word: str, valid: list[str], where: str) -> str:

@@ -1,5 +1,6 @@
 """Weights of official implementations: load them into our models, and write ours in their formats.
 
+model = pretrained.load("deit_3_small_224_1k.pth")  # a file of any ending, or a folder; names determine the format
 model = pretrained.load("octic_vits", "hybrid_deit_huge_patch14.pth")
 reading.write("back.safetensors", pretrained.state_dict("octic_vits", model))
 """
@@ -8,8 +9,9 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,23 +19,27 @@ import numpy as np
 
 from equivit import constraints, errors, logical
 from equivit.layers.rngs import Keys
+from equivit.models import saved
 from equivit.models.model import ModelModule
 from equivit.models.reconfiguration import reconfigure
-from equivit.pretrained import mapping, reading
+from equivit.pretrained import described, hub, mapping, places, reading
 from equivit.pretrained.format import Format
 from equivit.pretrained.mapping import STORED
+from equivit.trained_on import TrainedOn
 
-# A new format is one file in this folder and one entry here.
-_FILES = ("octic_vits", "flip", "timm", "dinov2", "clip", "mobilenetv4", "efficientvit", "shvit", "mvit", "swin", "cvt")
-_FILES += ("bixt", "jumbo", "mae")
+# A new format is one file in this folder and one entry here.  The format of a file is the first whose mark it has; of
+# several kinds of a source, the last is the usual one.
+_FILES = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "siglip", "jumbo", "mae", "dinov2")
+_FILES += ("mobilenetv4", "efficientvit", "shvit", "mvit", "swin", "timm")
 _MODULES = [importlib.import_module(f"{__name__}.{file}") for file in _FILES]
 _ALL = [format for module in _MODULES for format in vars(module).values() if isinstance(format, Format)]
-FORMATS = {format.name: format for format in _ALL if format.mark is None}  # the usual kind of model, by source
+FORMATS = {format.name: format for format in _ALL}  # the usual kind of model, by source
+_FURTHER = [format for format in _ALL if FORMATS[format.name] is not format]
 
 
 def load(
-    source: str,
-    weights: Mapping[str, np.ndarray] | str | os.PathLike,
+    source: str | os.PathLike,
+    weights: Mapping[str, np.ndarray] | str | os.PathLike | None = None,
     *,
     num_heads: int | tuple[int, ...] | None = None,
     image_size: tuple[int, int] | None = None,
@@ -47,13 +53,21 @@ def load(
 ) -> ModelModule:
     """A model with foreign weights, in float32.  Names and shapes determine the model; hints determine the rest.
 
+        load("model.safetensors"), load("folder"), load("hf:ORG/NAME"), load("timm", "model.safetensors")
+
+    A `config.json` of transformers or timm in the folder of the weights gives hints too; arguments precede it.
+
     Prints the names of tensors dropped on purpose: constants and unused tensors.  Also prints the chosen entry of a
     checkpoint if others have the same tensors, such as averages of weights.
 
     Args:
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
-        "dinov2", "clip", "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".
-      weights: a state dict, or the path of a .safetensors, .npz or .pth file; containers and wrappers are removed.
+        "transformers" (ViT, DeiT, ViTMAE's encoder, Swin), "vit_jax" (also big_vision), "dinov2", "clip", "siglip",
+        "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".  Or the place of the weights, whose names then
+        determine the source; a plain ViT of "jumbo" or "mae" is read as timm's.
+      weights: a state dict, or a place: a file of safetensors, NumPy or torch with any ending, an index of shards, a
+        folder with one of these, or a repository "hf:ORG/NAME" (`hub.py`).  Containers, wrappers and prefixes are
+        removed.  A folder may also be a saved model, which takes only `num_classes` and `seed`.
       num_heads: heads per block; for a model with stages, one number per stage.  None: from the file, or from the
         published model of that width.
       image_size: (height, width) for the table of positions or the windows; required if it is not square, or if the
@@ -65,51 +79,43 @@ def load(
       family: "H2" or "I2" for "flip"; otherwise a check.
       head: a linear head of "dinov2" from a separate file, given like `weights`; makes the model a classifier.
       checkpoint_key: the entry of a checkpoint that holds the weights, such as "state_dict_ema"; None: the first of
-        "model", "teacher", "state_dict" and "model_state".
+        `reading.CONTAINERS`, such as "model".
       options: other fields of the model's configuration, such as drop_path=0.1; norm_eps=1e-5 for a plain ViT from a
         code that uses it, which no file determines; mlp="gelu" or "quick_gelu", required for a CLIP file that is not
         OpenAI's; activation= and strides= for a CvT that differs from its flavour.
 
     Raises:
-      FileNotFoundError: there is no such file.
+      OSError: there is no such file, or a repository is neither in the cache nor reachable.
       ValueError: a wrong hint, or one message with every tensor that is missing, unexpected or misshapen.
     """
-    kinds = _kinds(source)
+    kinds, weights = (_ALL, _place(source)) if weights is None else (_kinds(str(source)), _place(weights))
+    windows = (window_size, window_size) if isinstance(window_size, int) else window_size
+    hints: dict[str, Any] = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
+    if isinstance(weights, pathlib.Path) and saved.is_saved(weights):
+        given = {**hints, "head": head, "checkpoint_key": checkpoint_key, **options}
+        return _saved(weights, [name for name, value in given.items() if value is not None], num_classes, seed)
     with _naming(weights):
         content, choice = reading.unpacked(reading.content(weights), checkpoint_key)
-        if choice:
-            print(f"{source}: several sets of weights; using {choice} (choose with checkpoint_key=).")
         format, state, left_out = _opened(kinds, content)
+        if choice:
+            print(f"{format.name}: several sets of weights; using {choice} (choose with checkpoint_key=).")
         if head is not None:
             state |= _separate_head(format, head)
-        if format.require is not None:
-            format.require(state, options)
-        windows = (window_size, window_size) if isinstance(window_size, int) else window_size
-        hints = dict(num_heads=num_heads, image_size=image_size, family=family, window_size=windows)
-        hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
-        config, flavour = format.infer(state, **hints)
-        config = _with_options(source, config, options)
-        if _has_own_positions(config):
-            raise ValueError(
-                f"{source}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the "
-                f"model without it, then call models.adapt(model, adaptive={config.adaptive})."
-            )
-        table, what = format.table(config, flavour), _what(source, flavour, config)
-        shapes = mapping.shapes(config)
-        mapping.check(table, shapes, what)
-        tensors = mapping.read(table, state, shapes, what)
+        facts = described.facts(places.config(weights)) if isinstance(weights, pathlib.Path) else {}
+        model, table = _model(format, state, hints, facts, options)
         left_out += [constant.name for constant in table.constants]
-        model = logical.from_logical(mapping.abstract(config), tensors, STORED)
-        if num_classes not in (None, config.num_classes):
-            constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
-            if "num_classes" not in (field.name for field in dataclasses.fields(config)):
-                raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
-            other = {"projection": None} if getattr(config, "projection", None) is not None else {}  # one head only
-            model, changes = reconfigure(model, rngs=Keys(seed), num_classes=num_classes, **other)
-            left_out += [name for pair in table.pairs if pair.ours[0] in changes.drawn for name in pair.theirs]
+        if num_classes not in (None, model.config.num_classes):
+            model, drawn = _with_head(format.name, model, num_classes, seed)
+            left_out += [name for pair in table.pairs if pair.ours[0] in drawn for name in pair.theirs]
         if left_out:
-            print(f"{source}: dropped on purpose: {reading.brief(left_out)}.")
+            print(f"{format.name}: dropped on purpose: {reading.brief(left_out)}.")
     return model
+
+
+def trained_on(place: str | os.PathLike) -> TrainedOn:
+    """The training data of a model at a place of `load`: of a saved model, or as files beside the weights say."""
+    path = _place(place)
+    return saved.trained_on(path) if saved.is_saved(path) else described.trained_on(path)
 
 
 def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -> dict[str, np.ndarray]:
@@ -140,7 +146,10 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
     tensors = jax.device_get(logical.to_logical(model, STORED))
-    return mapping.write(format.table(config, flavour), tensors, _what(source, flavour, config))
+    state = mapping.write(format.table(config, flavour), tensors, _what(source, flavour, config))
+    if format.written is None:
+        return state
+    return {format.written(name, config, flavour): tensor for name, tensor in state.items()}
 
 
 def describe(config: Any) -> str:
@@ -166,20 +175,46 @@ _DESCRIBED |= {"k": "equivariant blocks {}", "decoder_width": "decoder width {}"
 _DESCRIBED |= {"decoder_heads": "{} decoder heads"}
 
 
+def _place(weights: Any) -> Any:
+    """The local path of a place, downloaded if it is on the Hub; tensors are returned as they are."""
+    if hub.is_place(weights):
+        return hub.fetch(weights)
+    if not isinstance(weights, str | os.PathLike):
+        return weights
+    if str(weights) in FORMATS and not os.path.exists(weights):
+        raise ValueError(f"pretrained: {str(weights)!r} is a source; give its weights too: {str(weights)!r}, FILE.")
+    return pathlib.Path(weights)
+
+
+def _saved(path: pathlib.Path, hints: list[str], num_classes: int | None, seed: int) -> ModelModule:
+    """A saved model, perhaps with a new head; ValueError for a hint."""
+    if hints:
+        raise ValueError(f"{path}: is a saved model, which determines all by itself; leave out {', '.join(hints)}.")
+    model: Any = saved.load(path)
+    if num_classes in (None, getattr(model.config, "num_classes", None)):
+        return model
+    return _with_head(str(path), model, num_classes, seed)[0]
+
+
 def _kinds(source: str) -> list[Format]:
     """The formats of a source, one per kind of model, the usual one last."""
     errors.one_of("pretrained: source", source, FORMATS)
-    return [*(format for format in _ALL if format.mark is not None and format.name == source), FORMATS[source]]
+    return [*(format for format in _FURTHER if format.name == source), FORMATS[source]]
 
 
 def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.ndarray], list[str]]:
     """The format of a file, its state dict, and the names of dropped tensors."""
-    *marked, usual = kinds
-    for format in marked:
-        state, left_out = reading.state_dict(content, format.rename, format.ignored)
-        if any(re.search(str(format.mark), name) for name in state):
+    for format in kinds:
+        state, left_out = reading.state_dict(content, format.rename, format.ignored, format.mark)
+        if any(re.fullmatch(format.mark, name) for name in state):
             return format, state, left_out
-    return usual, *reading.state_dict(content, usual.rename, usual.ignored)
+    if kinds is not _ALL:
+        return format, state, left_out
+    first = errors.listed(list(state)[:3])
+    raise ValueError(
+        f"weights: names such as {first} are those of none of the sources {', '.join(FORMATS)}; if they are in another "
+        "spelling, rename them and give the source."
+    )
 
 
 @contextlib.contextmanager
@@ -191,6 +226,32 @@ def _naming(weights: Any) -> Iterator[None]:
         if isinstance(weights, str | os.PathLike) and os.fspath(weights) not in str(error):
             error.args = (f"{os.fspath(weights)}: {error}",)
         raise
+
+
+def _model(
+    format: Format,
+    state: Mapping[str, np.ndarray],
+    hints: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> tuple[Any, mapping.Table]:
+    """The model of a state dict and the format's table; hints precede facts, and options the fields of both."""
+    if format.require is not None:
+        format.require(state, {**facts, **options})
+    hints = {name: facts.get(name) if hint is None else hint for name, hint in hints.items()}
+    hints = {name: tuple(hint) if isinstance(hint, list) else hint for name, hint in hints.items()}
+    config, flavour = format.infer(state, **hints)
+    config = _with_options(format.name, config, {k: v for k, v in facts.items() if k not in hints}, options)
+    if _has_own_positions(config):
+        raise ValueError(
+            f"{format.name}: adaptive={config.adaptive} has positions around the torus, which no file holds; load the "
+            f"model without it, then call models.adapt(model, adaptive={config.adaptive})."
+        )
+    table, what = format.table(config, flavour), _what(format.name, flavour, config)
+    shapes = mapping.shapes(config)
+    mapping.check(table, shapes, what)
+    tensors = mapping.read(table, state, shapes, what)
+    return logical.from_logical(mapping.abstract(config), tensors, STORED), table
 
 
 def _separate_head(format: Format, weights: Any) -> dict[str, np.ndarray]:
@@ -206,12 +267,24 @@ def _what(source: str, flavour: str, config: Any) -> str:
     return f"{source} ({flavour}; {describe(config)})"
 
 
-def _with_options(source: str, config: Any, options: Mapping[str, Any]) -> Any:
+def _with_options(source: str, config: Any, facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """The configuration with options in place of its fields, and before them the facts that are fields."""
     valid = [field.name for field in dataclasses.fields(config)]
     for name in options:
         if name not in valid:
             raise ValueError(f"{source}: {name!r} is not an option{errors.nearest(name, valid)}.")
-    return dataclasses.replace(config, **options)
+    known = {name: fact for name, fact in facts.items() if name in valid}
+    return dataclasses.replace(config, **{**known, **options})
+
+
+def _with_head(source: str, model: ModelModule, num_classes: int, seed: int) -> tuple[ModelModule, Collection[str]]:
+    """The model with a new head, and the names of its drawn tensors."""
+    constraints.check(f"{source}: num_classes", num_classes, constraints.PositiveInt)
+    if "num_classes" not in (field.name for field in dataclasses.fields(model.config)):
+        raise ValueError(f"{source}: {num_classes=}, but its models have no head.")
+    other = {"projection": None} if getattr(model.config, "projection", None) is not None else {}  # one head only
+    model, changes = reconfigure(model, rngs=Keys(seed), num_classes=num_classes, **other)
+    return model, changes.drawn
 
 
 def _has_own_positions(config: Any) -> bool:

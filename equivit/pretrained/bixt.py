@@ -103,4 +103,4 @@ def _code(grid: tuple[int, int]) -> np.ndarray:
     return CODE.table(grid).reshape(*grid, CODE.width).transpose(2, 0, 1)
 
 
-FORMAT = Format(NAME, ("official",), BiXTConfig, infer, table)
+FORMAT = Format(NAME, ("official",), BiXTConfig, infer, table, mark=r"fourier_pos_encode\.pos")

@@ -9,13 +9,14 @@ The model's head is the projection: `model(images)` is the unnormalised embeddin
 `model.features(images)` has the tokens after `ln_post`.  Positions are resized with antialiasing, as in OpenCLIP.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import mapping, plain
+from equivit.pretrained import mapping, plain, reading
 from equivit.pretrained.format import Format, Hints, MissingHint, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
@@ -115,8 +116,25 @@ def _flavour(state):
     return "timm"
 
 
+def _rename(name: str) -> str:
+    """Newer files of transformers without the text encoder lack a prefix."""
+    alone = r"^(embeddings\.(class|patch|position)_embedding|encoder\.layers|pre_layrnorm|post_layernorm)\b"
+    return re.sub(alone, r"vision_model.\1", reading.unwrapped(name))
+
+
 def _default(config):
     return "openai" if config.mlp == "quick_gelu" else "openclip"
 
 
-FORMAT = Format(NAME, tuple(SPELLINGS), ViTConfig, infer, table, _default, ignored=TEXT, require=check_options)
+FORMAT = Format(
+    NAME,
+    tuple(SPELLINGS),
+    ViTConfig,
+    infer,
+    table,
+    _default,
+    rename=_rename,
+    ignored=TEXT,
+    require=check_options,
+    mark=r"visual\.conv1\.weight|vision_model\.pre_layrnorm\.weight|norm_pre\.weight",
+)

@@ -6,6 +6,7 @@ determines neither activation nor strides: for others pass `activation=`, `strid
 activation.
 """
 
+import re
 from typing import Any
 
 from equivit import constraints
@@ -128,5 +129,14 @@ def _flavour(config: CvTConfig) -> str:
 
 
 FORMAT = Format(
-    NAME, ("transformers", "microsoft"), CvTConfig, infer, table, default_flavour=_flavour, ignored=reading.COUNTS
+    NAME,
+    ("transformers", "microsoft"),
+    CvTConfig,
+    infer,
+    table,
+    default_flavour=_flavour,
+    rename=lambda name: re.sub(r"^encoder\.stages\.", "cvt.encoder.stages.", reading.unwrapped(name)),  # without a head
+    ignored=reading.COUNTS,
+    mark=r"stage0\.patch_embed\.proj\.weight|"
+    r"cvt\.encoder\.stages\.0\.embedding\.convolution_embeddings\.projection\.weight",
 )

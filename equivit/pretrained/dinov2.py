@@ -12,7 +12,6 @@ of the last block; its width determines n: 1 (`_linear_head.pth`) or 4 (`_linear
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -115,10 +114,6 @@ def head_state(head: DinoHead) -> dict[str, np.ndarray]:
     return mapping.write(Table(mapping.pairs(tensors, HEAD_ROWS)), tensors, f"{NAME}: head")
 
 
-def _rename(name: str) -> str:
-    return re.sub(r"^dinov2(_with_registers)?\.", "", reading.unchunked(name))
-
-
 def _flavour(state):
     if any(name.startswith("embeddings.") for name in state):
         return "transformers"
@@ -146,5 +141,13 @@ def _pool(state, spelling, width) -> dict:
 
 
 FORMAT = Format(
-    NAME, tuple(SPELLINGS), ViTConfig, infer, table, rename=_rename, ignored=reading.DINOV2_HEADS, separate_head=HEAD
+    NAME,
+    tuple(SPELLINGS),
+    ViTConfig,
+    infer,
+    table,
+    rename=reading.unchunked,
+    ignored=reading.DINOV2_HEADS,
+    separate_head=HEAD,
+    mark=r"(?<!embeddings\.)(mask_token|register_tokens)|encoder\.layer\.0\.layer_scale1\.lambda1",
 )

@@ -48,5 +48,5 @@ def table(config: EfficientViTConfig, flavour: str) -> Table:
 
 
 FORMAT = Format(
-    NAME, (NAME,), EfficientViTConfig, infer, table, ignored=reading.COUNTS, mark=r"^stem\.in_conv\.conv\.weight$"
+    NAME, (NAME,), EfficientViTConfig, infer, table, ignored=reading.COUNTS, mark=r"stem\.in_conv\.conv\.weight"
 )

@@ -87,4 +87,4 @@ def _image_size(state, patch_size):
     return tokens // columns * patch_size[0], columns * patch_size[1]
 
 
-FORMAT = Format(NAME, ("deit",), ViTConfig, infer, table)
+FORMAT = Format(NAME, ("deit",), ViTConfig, infer, table, mark=r"patch_embed\.proj_sym\.weight")

@@ -106,11 +106,14 @@ class Format:
       table: (configuration, flavour) -> all tensors of such a file.
       default_flavour: configuration -> the flavour to write; None: always the first.
       rename: applied first to each name of a file; removes wrappers and chunks.
+      written: (name, configuration, flavour) -> the name in a file that is written, with prefixes or separators that
+        `rename` or `mark` remove; None: the name itself.
       ignored: patterns (`re.search`) of renamed tensors to leave out, such as r"\\.num_batches_tracked$".
       require: (state, options of `load`) -> None; ValueError if a required option is missing.
       separate_head: if heads are separate files with the tensors `weight` and `bias`, the prefix of these names in a
         classifier.
-      mark: for a source's further kind of model: a pattern of names found only in its files.
+      mark: a pattern of a whole name found only in files of this format, or in one listed later; it also determines
+        the prefix of names, such as "model.".  "": the format is never detected.
     """
 
     name: str
@@ -120,10 +123,11 @@ class Format:
     table: Callable[[Any, str], Table]
     default_flavour: Callable[[Any], str] | None = None
     rename: Callable[[str], str] = reading.unwrapped
+    written: Callable[[str, Any, str], str] | None = None
     ignored: tuple[str, ...] = ()
     require: Callable[[Mapping[str, np.ndarray], Mapping[str, Any]], None] | None = None
     separate_head: str | None = None
-    mark: str | None = None
+    mark: str = ""
 
     def infer(self, state: Mapping[str, np.ndarray], **hints) -> tuple[Any, str]:
         """The configuration and the flavour of a state dict; `hints` are the fields of `Hints`.

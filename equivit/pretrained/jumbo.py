@@ -74,4 +74,12 @@ def _require(config, flavour):
     require(config, NAME, **version, normed_residual=False, mlp="gelu", norm_eps=EPS)
 
 
-FORMAT = Format(NAME, (*VERSIONS, "plain"), ViTConfig, infer, table, default_flavour=_default_flavour)
+FORMAT = Format(
+    NAME,
+    (*VERSIONS, "plain"),
+    ViTConfig,
+    infer,
+    table,
+    default_flavour=_default_flavour,
+    mark=r"jumbo_token|blocks\.0\.norm3\.weight",
+)

@@ -71,4 +71,11 @@ def _sincos(width: int, config: ViTConfig) -> Any:
 
 
 FORMAT = Format(NAME, ("encoder",), ViTConfig, infer, table, ignored=("^decoder_", "^mask_token"))
-AUTOENCODER = Format("mae_autoencoder", ("autoencoder",), MaskedAutoencoderConfig, infer_autoencoder, autoencoder_table)
+AUTOENCODER = Format(
+    "mae_autoencoder",
+    ("autoencoder",),
+    MaskedAutoencoderConfig,
+    infer_autoencoder,
+    autoencoder_table,
+    mark=r"decoder_embed\.weight",
+)

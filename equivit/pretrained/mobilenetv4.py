@@ -105,5 +105,11 @@ def table(config: MobileNetV4Config, flavour: str) -> Table:
 
 
 FORMAT = Format(
-    NAME, (NAME,), MobileNetV4Config, infer, table, ignored=reading.COUNTS, mark=r"^blocks\.\d+\.\d+\.pw_exp\.conv\."
+    NAME,
+    (NAME,),
+    MobileNetV4Config,
+    infer,
+    table,
+    ignored=reading.COUNTS,
+    mark=r"blocks\.\d+\.\d+\.pw_exp\.conv\.weight",
 )

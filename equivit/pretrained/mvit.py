@@ -20,6 +20,8 @@ ROWS = {"patch_embed": "patch_embed.proj", "norm": "norm"}
 ROWS |= {"class_token": mapping.reshaped("cls_token", lambda x: x[None, None])}
 BLOCK = mapping.BLOCK | {f"attention.{at}_{part}": f"attn.{at}_{part}" for at in ("pool", "norm") for part in "qkv"}
 BLOCK |= dict(zip(("attention.position.rows", "attention.position.columns"), TABLES, strict=True))
+# timm's names, or the official ones.
+MARK = r"stages\.0\.blocks\.0\.attn\.pool_q\.weight|(?<!stages\.\d\.)blocks\.0\.attn\.pool_q\.weight"
 
 
 def infer(state: State, hints: Hints) -> tuple[MViTConfig, str]:
@@ -84,4 +86,4 @@ def _image_size(state: State, block: str, hints: Hints) -> tuple[int, int]:
     return STRIDE[0] * h, STRIDE[1] * w
 
 
-FORMAT = Format(NAME, ("timm", "facebook"), MViTConfig, infer, table, mark=r"^(stages\.0\.)?blocks\.0\.attn\.pool_q\.")
+FORMAT = Format(NAME, ("timm", "facebook"), MViTConfig, infer, table, mark=MARK)

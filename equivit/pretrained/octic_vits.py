@@ -169,5 +169,13 @@ def _default(config):
 
 
 FORMAT = Format(
-    NAME, tuple(SCALES), ViTConfig, infer, table, _default, rename=reading.unchunked, ignored=reading.DINOV2_HEADS
+    NAME,
+    tuple(SCALES),
+    ViTConfig,
+    infer,
+    table,
+    _default,
+    rename=reading.unchunked,
+    ignored=reading.DINOV2_HEADS,
+    mark=r"patch_embed\.lift8\.conv_A1\.weight",
 )

@@ -114,7 +114,7 @@ def table(config: ViTConfig, spelling: Spelling, source: str, rows: Rows | None 
     if spelling.position is None or not config.class_position:
         return mapping.table(config, whole)
     del whole["position.table"]
-    return Table([_position(config, spelling.position, ones)]) + mapping.table(config, whole)
+    return Table([position_with_class(config, spelling.position, ones)]) + mapping.table(config, whole)
 
 
 def block(spelling: Spelling, mlp: str = "gelu") -> dict[str, Any]:
@@ -198,8 +198,8 @@ def _check_square(side: int, patch: tuple[int, int], class_position: bool | None
     print(f"{table}: taken as {side}x{side} patches without a class token.", flush=True)
 
 
-def _position(config, name, ones) -> Pair:
-    """The table of positions, with the class token in its first row: [1 + h w, D] <-> [D] and [h, w, D]."""
+def position_with_class(config: ViTConfig, name: str, ones: tuple[int, ...]) -> Pair:
+    """The table of positions, with the class token in its first row: [*ones, 1 + h w, D] <-> [D] and [h, w, D]."""
     size = check_grid(config.image_size, config.patch_size, "image_size")
 
     def read(rows):

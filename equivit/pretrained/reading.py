@@ -1,4 +1,4 @@
-"""Reading files of named tensors as a state dict, from any container and without wrapped names, and writing them."""
+"""State dicts: named tensors without containers, wrappers and prefixes; and writing them."""
 
 import os
 import pathlib
@@ -9,10 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from equivit import archives, errors, files, safetensors_files
-from equivit.pretrained import torch_files
+from equivit import errors, files, safetensors_files
+from equivit.pretrained.places import read
 
-CONTAINERS = ("model", "teacher", "state_dict", "model_state")
+# Entries of checkpoints that hold weights; earlier ones are preferred.
+CONTAINERS = ("model", "teacher", "state_dict", "model_state", "model_state_dict", "net", "network", "weights")
+CONTAINERS += ("module", "params", "student", "model_ema", "state_dict_ema", "ema_state_dict", "ema")
+PREFERRED = {"teacher", "ema", "model_ema", "params"}  # prefixes of the preferred ones among several sets of weights
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")  # torch.compile, DDP, FSDP
 DINOV2_HEADS = (r"^(dino|ibot)_head\.",)  # of self-supervised training
 COUNTS = (r"\.num_batches_tracked$",)  # of batch norms
@@ -46,30 +49,6 @@ def brief(names: Iterable[str]) -> str:
     return ", ".join(same[0] if len(same) == 1 else f"{pattern} ({len(same)})" for pattern, same in alike.items())
 
 
-def read(path: str | os.PathLike) -> Any:
-    """Read a .safetensors, .npz or .pth file, with tensors as numpy arrays; code in a file never runs.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      IsADirectoryError: it is a directory.
-      ValueError: another ending, a damaged file, an unsupported type of tensors, or memory out of proportion to the
-        file or not available.
-    """
-    path = pathlib.Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(
-            f"{path}: this is a directory; give the file of weights in it, which ends in one of {', '.join(_READERS)}."
-        )
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file.")
-    if path.suffix not in _READERS:
-        raise ValueError(f"{path}: the ending {path.suffix!r} is not one of {', '.join(_READERS)}.")
-    try:
-        return _READERS[path.suffix](path)
-    except MemoryError as error:
-        raise ValueError(f"{path}: its tensors do not fit into this machine's memory ({error}).") from error
-
-
 def content(weights: Any) -> Any:
     """The content of a file, given its path, or the given content."""
     return read(weights) if isinstance(weights, str | os.PathLike) else weights
@@ -99,7 +78,7 @@ def write(path: str | pathlib.Path, tensors: Mapping[str, np.ndarray], metadata:
 def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
     """The named tensors in a checkpoint, and the chosen entry if others have the same tensors: "'model', not 'ema'".
 
-    Nested `CONTAINERS` are unwrapped.
+    Nested `CONTAINERS` are unwrapped.  If there is none, so is the only entry with tensors.
 
     Args:
       key: the entry to take, at any depth, such as "state_dict_ema"; None: the first of `CONTAINERS`.
@@ -112,7 +91,7 @@ def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
         seen.add(id(content))
         inside = {name: value for name, value in content.items() if isinstance(value, Mapping)}
         known += inside
-        taken = key if key in inside else next((name for name in CONTAINERS if name in inside), None)
+        taken = key if key in inside else _container(content, inside)
         if taken is None:
             break
         if key is None and (others := [name for name in inside if name != taken and _alike(inside, name, taken)]):
@@ -126,6 +105,14 @@ def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
     return content, choice
 
 
+def _container(content: Mapping, inside: Mapping[str, Mapping]) -> str | None:
+    """The entry that holds the weights; None if the content holds them itself, or no entry does."""
+    if (known := next((name for name in CONTAINERS if name in inside), None)) is not None:
+        return known
+    filled = [name for name, value in inside.items() if any(hasattr(entry, "shape") for entry in value.values())]
+    return filled[0] if len(filled) == 1 and not any(hasattr(entry, "shape") for entry in content.values()) else None
+
+
 def _alike(inside: Mapping[str, Mapping], other: str, taken: str) -> bool:
     """Whether another entry has half of the chosen entry's tensors, as averaged weights do."""
     theirs, ours = (
@@ -136,12 +123,12 @@ def _alike(inside: Mapping[str, Mapping], other: str, taken: str) -> bool:
 
 
 def state_dict(
-    content: Any, rename: Callable[[str], str] = unwrapped, ignored: tuple[str, ...] = ()
+    content: Any, rename: Callable[[str], str] = unwrapped, ignored: tuple[str, ...] = (), mark: str = ""
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """A model's tensors without containers, and the names of dropped tensors.
+    """A model's tensors without containers and prefixes, and the names of dropped tensors.
 
-    Containers are {"model": ...}, {"teacher": ...}, {"state_dict": ...} and {"model_state": ...}.  `rename` and
-    `ignored` are attributes of the format (`format.py`).
+    Containers are `CONTAINERS`.  A prefix is whatever precedes the `mark` in a name, such as "student.backbone.".
+    `rename`, `ignored` and `mark` are attributes of the format (`format.py`).
 
     Raises:
       ValueError: no tensors, something that is not a tensor of numbers, or two tensors of one name.
@@ -149,14 +136,16 @@ def state_dict(
     content, _ = unpacked(content)
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"weights: expected named tensors, found {type(content).__name__} without any.")
+    names = _unprefixed([str(name) for name in content], rename, mark)
     tensors, left_out = {}, []
     for name, value in content.items():
         if not isinstance(name, str) or not hasattr(value, "shape"):
             raise ValueError(f"weights: {errors.shown(name)} is {type(value).__name__}, not a tensor.")
         if not name.isprintable():
             raise ValueError(f"weights: a tensor is named {errors.shown(name)}, which cannot be printed.")
-        short = rename(name)
-        if any(re.search(pattern, short) for pattern in ignored):
+        if (short := names[name]) is None:
+            left_out.append(name)
+        elif any(re.search(pattern, short) for pattern in ignored):
             left_out.append(short)
         elif short in tensors:
             raise ValueError(f"weights: two tensors are named {short!r} after removing wrappers, such as {name!r}.")
@@ -167,15 +156,36 @@ def state_dict(
     return tensors, left_out
 
 
-def _read_npz(path):
-    with archives.Npz(path) as file:
-        return {key: file[key] for key in file.keys}
+def _unprefixed(names: list[str], rename: Callable[[str], str], mark: str) -> dict[str, str | None]:
+    """The renamed names without their prefix, by name; None for tensors of another set of weights.
+
+    Several sets are, for example, "student." and "teacher."; the choice is printed.
+    """
+    short = {name: rename(name) for name in names}
+    found = [
+        match[1] or "" for name in short.values() if mark and (match := re.fullmatch(rf"(.*?\.)?(?:{mark})", name))
+    ]
+    if not (prefixes := list(dict.fromkeys(found))):
+        return dict(short)
+    preferred = [prefix for prefix in prefixes if PREFERRED & set(prefix.split("."))]
+    chosen = "" if "" in prefixes else (preferred or prefixes)[0]
+    others = [_differing(prefix, chosen) for prefix in prefixes if prefix != chosen]
+    if others:
+        print(f"weights: several sets of weights; using {chosen!r}, not {errors.listed(map(errors.shown, others))}.")
+    words = chosen.split(".")[:-1]
+    return {
+        name: None if any(key.startswith(other) for other in others) else _without(key, words)
+        for name, key in short.items()
+    }
 
 
-_READERS = {
-    ".safetensors": safetensors_files.read,
-    ".npz": _read_npz,
-    ".pth": torch_files.read,
-    ".pt": torch_files.read,
-    ".pyth": torch_files.read,
-}
+def _differing(prefix: str, chosen: str) -> str:
+    """The start of a prefix, up to the first word that the chosen one does not have: "student." of "student.net."."""
+    same = os.path.commonprefix([prefix.split("."), chosen.split(".")])
+    return ".".join(prefix.split(".")[: len(same) + 1]) + "."
+
+
+def _without(name: str, words: list[str]) -> str:
+    """A name without the leading words that it shares with a prefix."""
+    parts = name.split(".")
+    return ".".join(parts[len(os.path.commonprefix([parts[:-1], words])) :])

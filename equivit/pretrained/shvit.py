@@ -60,4 +60,4 @@ def table(config: SHViTConfig, flavour: str) -> Table:
     return mapping.table(config, ROWS)
 
 
-FORMAT = Format(NAME, (NAME,), SHViTConfig, infer, table, ignored=reading.COUNTS, mark=r"^patch_embed\.0\.c\.weight$")
+FORMAT = Format(NAME, (NAME,), SHViTConfig, infer, table, ignored=reading.COUNTS, mark=r"patch_embed\.0\.c\.weight")

@@ -5,6 +5,7 @@ name, and tables that follow from the sizes are also stored.
 """
 
 import math
+from typing import Any
 
 from equivit import constraints
 from equivit.models.swin.model import SwinConfig, Window
@@ -18,17 +19,30 @@ TABLE = "attn.relative_position_bias_table"
 WINDOW, IMAGE = (8, 8), (256, 256)
 MERGE = {"norm": "norm", "reduction": "reduction"}
 OURS, THEIRS = "stages.#.blocks.#", "layers.#.blocks.#"
+CONSTANTS = (r"\.relative_position_index$", r"\.relative_coords_table$", r"\.attn_mask$")  # stored in official files
+
+
+def attention_rows(ours: str, theirs: str, mlp: str) -> dict[str, Any]:
+    """Rows of the positions and the scales in an attention; `mlp` is the foreign name of version 2's small MLP."""
+    at = f"{ours}.attention"
+    return {
+        f"{at}.position.table": mapping.reshaped(
+            f"{theirs}.relative_position_bias_table", lambda x: x.reshape(-1, x.shape[-1])
+        ),
+        f"{at}.logit_scale": mapping.reshaped(f"{theirs}.logit_scale", lambda x: x[:, None, None]),
+        f"{at}.position.weight1": mapping.moved(f"{theirs}.{mlp}.0.weight", (1, 0)),
+        f"{at}.position.bias1": f"{theirs}.{mlp}.0.bias",
+        f"{at}.position.weight2": mapping.moved(f"{theirs}.{mlp}.2.weight", (1, 0)),
+    }
+
+
 ROWS = {
     "patch_embed": "patch_embed.proj",
     "patch_norm": "patch_embed.norm",
     "norm": "norm",
     **mapping.inside(OURS, THEIRS, mapping.BLOCK),
     **mapping.inside(f"{OURS}.attention", f"{THEIRS}.attn", {"q_bias": "q_bias", "v_bias": "v_bias"}),
-    f"{OURS}.attention.position.table": mapping.reshaped(f"{THEIRS}.{TABLE}", lambda x: x.reshape(-1, x.shape[-1])),
-    f"{OURS}.attention.logit_scale": mapping.reshaped(f"{THEIRS}.attn.logit_scale", lambda x: x[:, None, None]),
-    f"{OURS}.attention.position.weight1": mapping.moved(f"{THEIRS}.attn.cpb_mlp.0.weight", (1, 0)),
-    f"{OURS}.attention.position.bias1": f"{THEIRS}.attn.cpb_mlp.0.bias",
-    f"{OURS}.attention.position.weight2": mapping.moved(f"{THEIRS}.attn.cpb_mlp.2.weight", (1, 0)),
+    **attention_rows(OURS, f"{THEIRS}.attn", mlp="cpb_mlp"),
 }
 
 
@@ -104,6 +118,6 @@ FORMAT = Format(
     SwinConfig,
     infer,
     table,
-    ignored=(r"\.relative_position_index$", r"\.relative_coords_table$", r"\.attn_mask$"),
-    mark=r"^layers\.0\.blocks\.0\.attn\.",
+    ignored=CONSTANTS,
+    mark=r"layers\.0\.blocks\.0\.attn\.qkv\.weight",
 )

@@ -6,7 +6,7 @@ positions differently.
 """
 
 from equivit.models.vit.config import ViTConfig
-from equivit.pretrained import dinov2, plain, reading
+from equivit.pretrained import dinov2, mapping, plain, reading
 from equivit.pretrained.format import Format, Hints, State
 from equivit.pretrained.mapping import Table
 from equivit.pretrained.plain import Spelling
@@ -23,7 +23,8 @@ SPELLINGS = {
 def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
-    fields = plain.fields(state, SPELLINGS[flavour], hints)
+    fields = plain.fields(state, _spelling(flavour, "cls_token" in state), hints)
+    fields["qk_norm"] = state.count("attn.q_norm.weight") > 0
     if flavour == "dinov2":
         fields |= dinov2.resizing(fields["registers"])
     else:
@@ -33,7 +34,14 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
-    return plain.table(config, SPELLINGS[flavour], NAME)
+    norms = {f"attention.{name}": f"attn.{name}" for name in ("q_norm", "k_norm")}
+    rows = mapping.inside("blocks.#", "blocks.#", norms)
+    return plain.table(config, _spelling(flavour, config.class_token), NAME, rows)
+
+
+def _spelling(flavour: str, class_token: bool) -> Spelling:
+    """timm's models with the mean of patches, such as `vit_base_patch16_siglip_gap_224`, have no class token."""
+    return SPELLINGS[flavour] if class_token else SPELLINGS[flavour]._replace(class_token=None)
 
 
 def _flavour(state):
@@ -47,5 +55,13 @@ def _default(config):
 
 
 FORMAT = Format(
-    NAME, tuple(SPELLINGS), ViTConfig, infer, table, _default, rename=reading.unchunked, ignored=reading.DINOV2_HEADS
+    NAME,
+    tuple(SPELLINGS),
+    ViTConfig,
+    infer,
+    table,
+    _default,
+    rename=reading.unchunked,
+    ignored=reading.DINOV2_HEADS,
+    mark=r"patch_embed\.proj\.weight",
 )

@@ -10,6 +10,7 @@ from equivit import pretrained
 from equivit.data import config as data_config
 from equivit.models import saved
 from equivit.models.model import Config, ModelModule
+from equivit.pretrained import described, hub, places
 from equivit.pretrained.format import MissingHint
 from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import checkpoints
@@ -30,7 +31,7 @@ def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
 
     Raises as `checkpoints.load_run` for a run and as `saved.load` for any other directory.
     """
-    if (directory / "config.json").is_file():
+    if (directory / "config.json").is_file() and not saved.is_saved(directory):  # of a run
         _, model, step = checkpoints.load_run(directory)
     else:
         model, step = saved.load(directory), None
@@ -41,7 +42,8 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     """The model at a place that a config names; for a run, prints the step of the checkpoint.
 
     Args:
-      place: a run directory, a saved model, or pretrained weights as "<source>:<file>" (`pretrained.load`).
+      place: a run directory, a saved model, or pretrained weights: "<source>:<file>", a file, a folder of
+        transformers or timm, or "hf:ORG/NAME" (`pretrained.load`).
       hints: properties of pretrained weights that names and shapes do not determine.
 
     Raises:
@@ -51,6 +53,8 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     if colon and source in pretrained.FORMATS:
         return pretrained.load(source, file, **hints)
     directory = pathlib.Path(place)
+    if _is_public(place):
+        return pretrained.load(place, **hints)
     if not any((directory / name).is_file() for name in ("config.json", "model.json")):
         raise FileNotFoundError(
             f"'{place}' is neither a run nor a saved model, nor weights such as 'timm:model.safetensors' (the sources "
@@ -60,6 +64,12 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     if step is not None and jax.process_index() == 0:
         print(f"{place}: the model of step {step}.", flush=True)
     return model
+
+
+def _is_public(place: str) -> bool:
+    """Whether a place is one of `pretrained.load` without a source: of the Hub, a file, or a folder of transformers."""
+    path = pathlib.Path(place)
+    return hub.is_place(place) or path.is_file() or path.is_dir() and described.is_public(places.config(path))
 
 
 def load_with_hints(place: str, known: Mapping[str, Any]) -> ModelModule:
@@ -82,15 +92,17 @@ def preparation(place: str, model: Config) -> dict[str, Any]:
     *size, channels = model.input_shape
     if len(size) != 2:
         raise ValueError(f"{place}: a {type(model).__name__} takes no images; give an image model.")
-    usual = CLIP if place.startswith("clip:") else {}
+    usual = CLIP if place.startswith("clip:") else {}  # if no file beside the weights says it
     return {"image_size": tuple(size), **usual, **trained_on(place).images, "channels": channels}
 
 
 def trained_on(place: str | pathlib.Path) -> TrainedOn:
-    """The training data of the model at a place; unknown for pretrained weights."""
+    """The training data of the model at a place; of pretrained weights what files beside them say."""
     directory = pathlib.Path(place)
     if (directory / "model.json").is_file():
         return saved.trained_on(directory)
+    if _is_public(str(place)):
+        return pretrained.trained_on(place)
     if not is_run(directory):
         return UNKNOWN
     images = data_config.preparation(configs.from_json(directory / "config.json").data)

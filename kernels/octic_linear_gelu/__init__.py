@@ -5,7 +5,7 @@ Source: octic ViTs, Sections 3.2.1 and 3.2.3.
 """
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +54,8 @@ def octic_linear_gelu(
     arrays = (lines, planes, w_lines, w_planes, bias)
     if chosen in ("xla", "reference"):
         return reference.octic_linear_gelu(*arrays)
-    dtype = jnp.result_type(*arrays)
-    arrays = tuple(a.astype(dtype) for a in arrays)
+    dtype = jnp.result_type(*arrays[:-1])
+    arrays = *(a.astype(dtype) for a in arrays[:-1]), bias  # the gradient of a bias is summed in its own type
     if dispatch.lacks(implementation, chosen, _kernels(arrays[0], *arrays[2:])):
         return reference.octic_linear_gelu(*arrays, implementation="auto")
     return _octic_linear_gelu(chosen, *arrays)
@@ -80,10 +80,8 @@ def octic_feed_forward(field: Field, first: Linear, second: Linear, *, implement
 
         if gpu_feed_forward.supported(field, first, second):
             return gpu_feed_forward.feed_forward(field, first, second)
-    (lines, planes), (w_lines, w_planes) = field, first[0]
-    bias: Any = first[1]
-    arrays = lines, planes, w_lines, w_planes, bias.astype(w_lines.dtype)
-    return linear(octic_linear_gelu(*arrays, implementation=implementation), second)
+    weights, bias = cast(tuple[Any, jax.Array], first)
+    return linear(octic_linear_gelu(*field, *weights, bias, implementation=implementation), second)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -30,7 +30,9 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
     with jax.named_scope("linear"):
         y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
-        return y if bias is None else add_bias(y, bias)
+        if bias is None or bias.dtype == y.dtype:
+            return y if bias is None else y + bias
+        return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)  # as in `add_bias`, without a call of its own
 
 
 def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import pytest
 
 from equivit.kernels.d8_gelu.reference import d8_gelu
 from equivit.kernels.isotypic_linear import linear
-from equivit.kernels.octic_linear_gelu import octic_linear_gelu
+from equivit.kernels.octic_linear_gelu import octic_feed_forward, octic_linear_gelu
 from equivit.kernels.octic_linear_gelu.reference import octic_linear_gelu as reference
 from equivit.kernels.octic_linear_gelu.tpu import WEIGHT_BYTES
 from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC
@@ -47,6 +47,27 @@ def test_gradients_of_plain_xla_are_the_reference_s():
     expected = value_and_gradient(reference, arguments, gradient)
     for a, b in zip(value_and_gradient(octic_linear_gelu, arguments, gradient), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6 * float(jnp.abs(b).max()), rtol=0)
+
+
+def test_the_gradient_of_a_wider_bias_is_summed_in_its_type():
+    """Over 10,000 tokens; the tolerance is for the rounding of each token's gradient to bfloat16."""
+    random = np.random.default_rng(0)
+    shapes = [(4, 2, 5000, 4), (2, 2, 5000, 8), (4, 4, 8), (8, 16), (4, 8, 4), (16, 8), (4, 2, 5000, 4)]
+    lines, planes, *weights, gradient = (jnp.asarray(random.normal(size=shape), "bfloat16") for shape in shapes)
+    bias = jnp.asarray(random.normal(size=8), "float32")
+
+    def loss(bias, *arrays):
+        lines, planes, *weights, gradient = arrays
+        y, _ = octic_feed_forward((lines, planes), (tuple(weights[:2]), bias), (tuple(weights[2:]), None))
+        return jnp.sum(y * gradient, dtype="float32")
+
+    arrays, slope = (lines, planes, *weights, gradient), jax.jit(jax.grad(loss))
+    exact = slope(bias, *(a.astype("float32") for a in arrays))
+    ours, rounded = slope(bias, *arrays), slope(bias.astype("bfloat16"), *arrays)
+    ours, rounded = (
+        float(jnp.abs(found.astype("float32") - exact).max() / jnp.abs(exact).max()) for found in (ours, rounded)
+    )
+    assert ours < 5e-3 and rounded > 1e-2, (ours, rounded)
 
 
 def test_a_bias_or_a_weight_in_the_wrong_place_is_caught():

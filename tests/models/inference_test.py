@@ -55,6 +55,14 @@ def test_what_is_deployed_is_folded():
     assert norms(jax.eval_shape(lambda m: deployed(m, ODD), m)) == 0
 
 
+def test_normed_queries_and_pooling_by_attention_are_deployed():
+    small = dict(width=16, depth=1, num_heads=2, num_classes=5, patch_size=8, image_size=(16, 24))
+    m = zoo.abstract("vit_ti16", class_token=False, pool="attention", qk_norm=True, **small)
+    m, x = randomise(m, jax.random.key(0)), images((16, 24))
+    whole, form = jax.jit(lambda m, x: (m(x), deployed(m, (16, 24))(x)))(m, x)
+    near(form, whole)
+
+
 def test_a_fold_without_the_mean_is_seen(monkeypatch):
     right = BatchNorm.affine
     monkeypatch.setattr(BatchNorm, "affine", lambda norm: (right(norm)[0], norm.bias[...]))

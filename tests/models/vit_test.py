@@ -139,6 +139,12 @@ def test_a_norm_before_the_blocks_and_a_head_of_several_blocks_are_invariant_too
     testing.assert_equivariant(lambda x: call(m, x), m.config.group, x)
 
 
+def test_a_query_that_attends_to_invariant_tokens_is_invariant_too():
+    m, x = model("I8", class_token=False, pool="attention"), images((16, 24))
+    testing.assert_equivariant(lambda x: call(m, x), m.config.group, x)
+    assert jnp.abs(call(m, x[..., ::-1]) - call(m, x)).max() > 1e-2  # swapped colours are no symmetry
+
+
 @pytest.mark.parametrize("family", ("plain", "H8", "D2"))
 def test_keep_all_tokens_in_any_order_changes_nothing(family):
     """Blocks do not see the order of tokens; positions are added before tokens are taken."""
@@ -259,6 +265,14 @@ def test_dinov2_d8_is_invariant_early_at_full_depth():
         ("octic_vit_ti16", {"patch_size": 15, "image_size": (30, 30)}, "nearest are 14x14 and 16x16"),
         ("vit_ti16", {"pool": "max"}, "pool='max' is not one of class, mean"),
         ("vit_ti16", {"class_token": False, "pool": "class"}, "pool='class' needs class_token=True"),
+        ("vit_ti16", {"pool": "attention"}, "pool='attention' needs class_token=False"),
+        ("octic_vit_ti16", {"qk_norm": True}, "qk_norm=True is for plain models; family H8 takes False"),
+        ("vit_ti16", {"qk_norm": True, "adaptive": True}, "qk_norm=True needs attention without relative positions"),
+        (
+            "octic_vit_ti16",
+            {"family": "D8", "pool": "attention"},
+            "dense tokens, which family D8 with class_token=False",
+        ),
         ("vit_ti16", {"class_token": False, "pool": "class_and_mean"}, "pool='class_and_mean' needs class_token=True"),
         ("vit_ti16", {"pool": "mean", "pool_blocks": 4}, "pool_blocks=4 is for class tokens; pool='mean' takes 1"),
         ("vit_ti16", {"pool_blocks": 13}, "pool_blocks=13 is more than the depth, 12"),

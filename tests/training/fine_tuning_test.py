@@ -11,7 +11,7 @@ from equivit import logical, pretrained
 from equivit.models import saved, zoo
 from equivit.pretrained import reading
 from equivit.trained_on import TrainedOn
-from equivit.training import build, fine_tuning, freezing, warm_start
+from equivit.training import build, fine_tuning, freezing, loading, warm_start
 from equivit.training import config as configs
 from equivit.training.run import held_out_list
 
@@ -145,3 +145,18 @@ def test_the_list_of_held_out_images_is_data_and_stays(photos, tmp_path):
 def test_a_model_without_a_name_is_refused():
     with pytest.raises(ValueError, match="no name of a model fits a SimpleNamespace"):
         zoo.options(types.SimpleNamespace())
+
+
+def test_weights_of_the_hub_bring_their_classes_and_statistics(tmp_path):
+    """Many public ViTs expect images in -1..1, not ImageNet's statistics."""
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "id2label": {"0": "cat", "1": "dog"}}')
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}')
+    known = loading.trained_on(tmp_path)
+    assert known.classes == ("cat", "dog") and known.images == {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "config.json").write_text(
+        '{"architecture": "vit", "pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}}'
+    )
+    assert loading.trained_on(tmp_path).images == {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    config = zoo.configuration("vit_ti16")
+    assert loading.preparation(str(tmp_path), config)["std"] == (0.25,) * 3

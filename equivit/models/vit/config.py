@@ -80,7 +80,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       isotypic_eps: epsilon of the isotypic norms.
       projection: size of the image embedding: the head is a linear map without bias, as in CLIP; None for no such head.
       pool: the head reads the "class" token, the "mean" of the patch tokens, or both in this order ("class_and_mean",
-        as in DINOv2's linear heads); None: "class" if there is a class token.
+        as in DINOv2's linear heads), or a learned query that attends to dense patch tokens ("attention", as in SigLIP,
+        without a class token); None: "class" if there is a class token, else "mean".
       pool_blocks: number of last blocks whose class tokens the head reads, earliest first, each after the final norm.
         Patches always come from the last block.
       fc_norm: apply the final norm after the mean over tokens instead of before it, as in MAE's fine-tuning; for
@@ -106,6 +107,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       patch_bias: whether the patch embedding of a plain model has a bias; CLIP has none.
       pre_norm: a layer norm of all tokens before the first block (CLIP).
       qkv_bias: whether queries, keys and values have biases.
+      qk_norm: whether attention norms the queries and the keys of each head, in plain models.
       layer_scale: initial layer scale; None for no layer scale.
       drop_path_groups: number of runs of consecutive images; in each, exactly the share `drop_path` skips a branch,
         which is computed only for the others (DINOv2).  None: samples are drawn independently.
@@ -136,7 +138,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
     projection: PositiveInt | None = None
-    pool: Annotated[str, OneOf(("class", "mean", "class_and_mean"))] = BY_FAMILY
+    pool: Annotated[str, OneOf(("class", "mean", "class_and_mean", "attention"))] = BY_FAMILY
     pool_blocks: PositiveInt = 1
     fc_norm: bool = False
     class_token: bool = BY_FAMILY
@@ -156,6 +158,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
+    qk_norm: bool = False
     layer_scale: NonNegativeFloat | None = 1e-4
     drop_path_groups: PositiveInt | None = None
     drop_path_fields: Literal["subsets", "samples"] = "subsets"
@@ -171,9 +174,12 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         self._set(replaced=as_replaced("ViT", self.replaced))
         constraints.check_fields(self, "ViT")
         self._check_readout()
-        for name, plain in (("mlp", "gelu"), ("position", "learned"), ("init", "normal"), ("patch_bias", True)):
+        plain_values = dict(mlp="gelu", position="learned", init="normal", patch_bias=True, qk_norm=False)
+        for name, plain in plain_values.items():
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
+        if self.qk_norm and "position" in self.parts:
+            raise ValueError("ViT: qk_norm=True needs attention without relative positions; take adaptive=('token',).")
         if self.drop_path_groups is not None and isinstance(self.drop_path, tuple):
             raise ValueError(
                 f"ViT: drop_path_groups={self.drop_path_groups} needs one drop_path for all blocks, not "
@@ -198,6 +204,11 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     def _check_readout(self):
         if self.pool in ("class", "class_and_mean") and not self.class_token:
             raise ValueError(f"ViT: pool={self.pool!r} needs class_token=True; without one use pool='mean'.")
+        if self.pool == "attention" and (self.class_token or self.ends_with_fields):
+            raise ValueError(
+                f"ViT: pool='attention' needs class_token=False and dense tokens, which family {self.family} with "
+                f"class_token={self.class_token} lacks; take pool='mean', or a family H or I without a class token."
+            )
         self._check_pooled_blocks()
         if self.num_classes is not None and self.projection is not None:
             raise ValueError(

@@ -19,7 +19,7 @@ from equivit.layers.isotypic import channels
 from equivit.layers.parts import Parts
 from equivit.layers.position import IsotypicPosition, Position, SinCos
 from equivit.layers.prefix import Prefix, token
-from equivit.layers.readout import BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
+from equivit.layers.readout import AttentionReadout, BlocksReadout, ClassReadout, FcNormReadout, MeanReadout
 from equivit.layers.stack import Stack
 from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
@@ -49,7 +49,8 @@ def build(config: ViTConfig, rngs: nnx.Rngs) -> ViT:
 
 def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
     """The parts of the first blocks; `.of(None)` gives the parts of the dense blocks."""
-    names = ("norm_eps", "isotypic_eps", "isotypic_norm", "layer_scale", "qkv_bias", "patch_bias", "init", "dropout")
+    names = ("norm_eps", "isotypic_eps", "isotypic_norm", "layer_scale", "qkv_bias", "qk_norm", "patch_bias")
+    names += ("init", "dropout")
     options = {name: getattr(config, name) for name in names}
     return Parts(config.group, rngs, activation=config.mlp, **options)
 
@@ -171,6 +172,8 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
         readout = BlocksReadout(norm, patches=config.pool == "class_and_mean", class_token=True)
     elif config.pool == "class":
         readout = ClassReadout(norm, **options)
+    elif config.pool == "attention":
+        readout = _attention_readout(config, parts.of(None), norm)
     elif config.fc_norm:
         readout = FcNormReadout(norm, class_token=config.class_token)
     else:
@@ -178,6 +181,19 @@ def _exit(config: ViTConfig, parts: Parts) -> dict[str, Any]:
     features = width * (config.pool_blocks + (config.pool == "class_and_mean"))
     features = features if invariant is None else invariant.out_features
     return dict(transition=leave, readout=readout, head=make_head(config, features, config.family == "D8", rngs))
+
+
+def _attention_readout(config: ViTConfig, parts: Parts, norm: nnx.Module) -> AttentionReadout:
+    width, rngs = config.width, parts.rngs
+    return AttentionReadout(
+        norm,
+        query=token((width,), config.token_std, rngs),
+        qkv=parts.linear(width, 3 * width, bias=config.qkv_bias),
+        proj=parts.linear(width, width),
+        num_heads=config.num_heads,
+        mlp_norm=parts.norm(width),
+        mlp=parts.mlp(width, config.hidden),
+    )
 
 
 def make_head(config: ViTConfig, features: int, hidden: bool, rngs: nnx.Rngs) -> nnx.Module | None:

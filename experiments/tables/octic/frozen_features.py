@@ -5,8 +5,9 @@ r"""Frozen features of DINOv2 runs beside octic ViTs, Table 3: ImageNet-1k, ADE2
     python -m experiments tables.octic.frozen_features runs/dinov2 --evaluate \
         --ade20k=pairs:/data/ADEChallengeData2016 --voc2012=pairs:/data/VOCdevkit/VOC2012
 
-Takes the runs of configs/dinov2.py in the directory, at any depth, and counts the operations of every model.  Cells
-without a run or data stay empty.  --evaluate evaluates the teachers where that has not been done: the protocols `knn`
+Takes the runs of configs/dinov2.py in the directory, at any depth, and the models there that equivit.convert made of
+the authors' files (docs/octic_weights.md), and counts the operations of every model.  Cells without a run or data stay
+empty.  --evaluate evaluates the teachers where that has not been done: the protocols `knn`
 and `linear_probe` on ImageNet-1k, `patch_knn` and `patch_linear` on the others; results lie in the run's directory.
 Operations beside linear accuracy are the self-supervised half of Figure 1.
 
@@ -27,7 +28,9 @@ from flax import nnx
 
 from equivit import costs
 from equivit.evaluation import runner
-from equivit.training import build, checkpoints
+from equivit.models import saved
+from equivit.models.vit.config import ViTConfig
+from equivit.training import build, loading
 from equivit.training import config as configs
 from experiments import findings, flags, machine
 from experiments.findings import Claim
@@ -56,7 +59,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--ade20k", help="such as pairs:/data/ADEChallengeData2016")
     parser.add_argument("--voc2012", help="such as pairs:/data/VOCdevkit/VOC2012")
     options = parser.parse_args(arguments)
-    runs = finished_runs.read(options.runs) if options.runs else []
+    runs = found_in(options.runs) if options.runs else []
     found = finished_runs.present(runs, cell_of, list(PAPER))
     sources = dict(imagenet=None, ade20k=options.ade20k, voc2012=options.voc2012)
     for run in (run for group in found.values() for run in group if options.evaluate):
@@ -69,15 +72,43 @@ def main(arguments=None) -> int:
     return findings.finish(options, dict(rows=rows), claims)
 
 
+def found_in(directory: pathlib.Path) -> list[finished_runs.Run]:
+    """The runs and the saved models in a directory, a model as a finished run of its row's recipe.
+
+    Raises ValueError if there are none.
+    """
+    runs = finished_runs.read(directory, may_be_empty=True)
+    trained = [run.place for run in runs]  # which also keep the teachers of earlier steps
+    for path in sorted(directory.rglob("model.json")):
+        model = saved.configuration(path.parent)
+        if (cell := _row(model)) is not None and not any(path.is_relative_to(place) for place in trained):
+            config = configs.load(recipe(cell))
+            with config.unlocked():
+                config.model.in_channels = 3  # as a run records it
+            runs.append(finished_runs.Run(path.parent, config, model, {}))
+    if not runs:
+        raise ValueError(f"{directory}: there is neither a run nor a converted model of this table in it.")
+    return runs
+
+
+def recipe(cell: str) -> str:
+    """The config of a row."""
+    return f"{machine.ROOT}/configs/dinov2.py:{cell}"
+
+
 def cell_of(run) -> str | None:
     """The row of the table that a run belongs to; None for other models."""
-    name = run.config.model.name
-    if run.config.objective.name != "dinov2" or not name.endswith(("vit_l16", "vit_h16")):
+    return _row(run.model) if run.config.objective.name == "dinov2" else None
+
+
+def _row(model) -> str | None:
+    """The row of a model's size and family; None for other models."""
+    if not isinstance(model, ViTConfig) or model.patch_size != (16, 16):
         return None
-    family = run.model.family if name.startswith("octic_") else "plain"
-    if family == "I8" and run.model.k == run.model.depth:
-        family = "D8"  # of octic DINOv2 it is an I8 whose blocks are all octic
-    cell = f"{name[-3].upper()},{family}"
+    size = {(1024, 24): "L", (1280, 32): "H"}.get((model.width, model.depth))
+    # The D8 of octic DINOv2 is an I8 whose blocks are all octic.
+    family = "D8" if model.family == "I8" and model.k == model.depth else model.family
+    cell = f"{size},{family}"
     return cell if cell in PAPER else None
 
 
@@ -87,11 +118,11 @@ def file(run, name: str) -> pathlib.Path:
 
 
 def evaluated(run, name: str, source: str | None) -> dict:
-    """The results of a run's teacher on a set, and the step of the weights."""
+    """The results of a run's teacher or of a converted model on a set, and the step of the weights."""
     print(f"{run.place}: {name}", flush=True)
     keys, protocols, _ = SETS[name]
-    config, model, step = checkpoints.load_run(run.place)
-    config = config.copy_and_resolve_references().unlock()
+    model, _, step = loading.load(run.place)
+    config = run.config.copy_and_resolve_references().unlock()
     config.data.update(keys if source is None else dict(keys, source=source))
     results = finished_runs.protocols(config, model, protocols, directory=run.place)
     return dict(step=step, results=runner.scalars(results))
@@ -110,7 +141,7 @@ def row(name: str, runs) -> dict:
 
 def operations(name: str) -> float:
     """GFLOPs of a forward pass on an image of 224 px, as the paper counts them."""
-    config = configs.load(f"{machine.ROOT}/configs/dinov2.py:{name}").unlock()
+    config = configs.load(recipe(name)).unlock()
     config.model.in_channels = 3
     model = jax.eval_shape(lambda: build.model_configuration(config).build(nnx.Rngs(0)))
     images = jax.ShapeDtypeStruct((1, *config.data.image_size, 3), jnp.float32)

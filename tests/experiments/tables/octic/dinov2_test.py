@@ -51,6 +51,21 @@ def test_table3_judges_figures(tmp_path, monkeypatch, capsys, gap, status):
     assert found == status and ("FAILS" in text) == bool(status) and f"{81.3 + gap:.2f}" in text
 
 
+def test_converted_models_are_rows_too(tmp_path, monkeypatch, capsys):
+    """A saved model beside the runs, but not the teachers that a run keeps."""
+    plant(tmp_path / "run", "L,I8")
+    for place, name in (("converted", "octic_dinov2_vit_l16"), ("run/teachers/2", "dinov2_vit_l16")):
+        described = saved._described(zoo.configuration(name, image_size=(224, 224)))
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "model.json").write_text(json.dumps(described))
+    found = frozen_features.found_in(tmp_path)
+    assert {(run.place.name, frozen_features.cell_of(run)) for run in found} == {("run", "L,I8"), ("converted", "L,H8")}
+    assert not finished_runs.departures(found[-1], "configs/dinov2.py:L,H8", free=("init",))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="there is neither a run nor a converted model of this table in it"):
+        frozen_features.found_in(tmp_path / "empty")
+
+
 def test_progress_of_teachers_by_step(tmp_path, capsys):
     run = tmp_path / "run"
     plant(run, "quicktest")
