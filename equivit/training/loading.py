@@ -1,6 +1,7 @@
 """Load a model by place: a run directory, a saved model, or a file of pretrained weights."""
 
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,13 +88,24 @@ def load_with_hints(place: str, known: Mapping[str, Any]) -> ModelModule:
 def preparation(place: str, model: Config) -> dict[str, Any]:
     """The values of `data` that prepare images for the model at a place: as recorded, or usual for its source.
 
+    Where nothing is recorded, a line on the standard error says what is taken.
+
     Raises ValueError for a model of other inputs than images.
     """
     *size, channels = model.input_shape
     if len(size) != 2:
         raise ValueError(f"{place}: a {type(model).__name__} takes no images; give an image model.")
-    usual = CLIP if place.startswith("clip:") else {}  # if no file beside the weights says it
-    return {"image_size": tuple(size), **usual, **trained_on(place).images, "channels": channels}
+    recorded, usual = trained_on(place).images, {}
+    if "mean" not in recorded:
+        usual = CLIP if place.startswith("clip:") or getattr(model, "projection", None) is not None else {}
+        if jax.process_index() == 0:
+            print(
+                f"{place}: nothing beside these weights says how images are normalised; taking "
+                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (those of big_vision and SigLIP are 0.5).",
+                file=sys.stderr,
+                flush=True,
+            )
+    return {"image_size": tuple(size), **usual, **recorded, "channels": channels}
 
 
 def trained_on(place: str | pathlib.Path) -> TrainedOn:
