@@ -11,6 +11,7 @@ processes with `workers=` (`data.workers` in the commands).  An objective can ha
 
 import copy
 import dataclasses
+import gc
 import itertools
 import multiprocessing
 import multiprocessing.resource_tracker
@@ -113,6 +114,9 @@ class _Pipeline:
                 yield {name: np.array(value) for name, value in batch.items()} if workers else batch
         finally:
             batches.close()
+            if workers:
+                del batches
+                gc.collect()  # Grain leaves the last batches in cycles, and Python reports their memory at its exit
 
     def _note(self, unreadable: list[tuple[str, str]]) -> None:
         """Count unreadable images here, not in the workers, so that each is reported once."""

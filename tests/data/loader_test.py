@@ -1,3 +1,4 @@
+import gc
 import hashlib
 import itertools
 import pathlib
@@ -137,6 +138,8 @@ def test_evaluation_sees_every_example_once_and_pads_the_last_batch(section, wor
     assert index.tolist() == [*range(360), *[-1] * 40] and weight.tolist() == [1.0] * 360 + [0.0] * 40
     assert [digest(batch) for batch in pipeline.batches(start=2)] == [digest(batch) for batch in batches[2:]]
     assert list(pipeline.batches(start=4)) == []
+    # Memory shared with workers is free again.
+    assert not any(type(found).__name__ == "SharedMemoryArray" for found in gc.get_objects())
 
 
 def test_processes_share_out_the_evaluation(section):
