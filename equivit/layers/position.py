@@ -80,7 +80,7 @@ class IsotypicPosition(nnx.Module):
         self.lines = nnx.Param(lines, tensors=line_names(group), decay=False)
         planes = std * jax.random.normal(rngs.params(), (2, *domain, c)) if group.planes else None
         self.planes = nnx.Param(planes, tensors=("E1", "E2"), decay=False) if group.planes else None
-        self.grid = tuple(grid)
+        self.grid = grid[0], grid[1]
 
     def __call__(self, grid: tuple[int, int]) -> Isotypic:
         planes = None if self.planes is None else jnp.concatenate(list(self.planes[...]), axis=-1)[None]

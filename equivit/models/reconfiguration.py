@@ -66,7 +66,7 @@ def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tup
     """As `reconfigure`, for another family, width or depth: keep the tensors that fit, and draw all others.
 
         model, report = remade(model, family="H8", draw=nnx.Rngs(0))
-        print(report)   # kept: blocks.6.attention.proj.bias, ... and 79 more; resized: ...; drawn: ...; dropped: ...
+        print(report)   # kept: blocks.10.attention.proj.bias, ... and 84 more; resized: ...; drawn: ...; dropped: ...
 
     A plain ViT made H8 keeps its dense blocks and its head.  Of the positions it keeps the part that the group leaves
     unchanged; from an equivariant to a plain family, they are kept whole.
