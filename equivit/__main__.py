@@ -11,7 +11,18 @@ import sys
 
 from equivit import __version__, errors
 
-COMMANDS = ("accelerate", "convert", "evaluate", "export", "profile", "summarize", "sweep", "train")
+COMMANDS = (
+    "accelerate",
+    "compare",
+    "convert",
+    "evaluate",
+    "export",
+    "predict",
+    "profile",
+    "summarize",
+    "sweep",
+    "train",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -33,6 +33,8 @@ up to the whole image; --config.evaluation.shift.kinds=circular,zeros,crop and
 --config.evaluation.shift.ranges=quarter,half set others (evaluation/consistency.py).  Crops need the margin that
 data.crop_ratio leaves: at 0.875, 224 of 256 pixels.
 
+--suite=confusion --figures writes confusion.csv, draws confusion.png, and the worst mistakes in confusion_mistakes.png.
+
 --suite=segmentation,segmentation_shift,segmentation_orientation is for models that predict label maps: mean IoU,
 consistency of the maps under the shifts of config.evaluation.shift (mASCC), and the eight orientations.  By default the
 model sees each image once, whole; --config.evaluation.segmentation.window=(512,512)
@@ -124,7 +126,7 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         results = runner.evaluate(
             model, config, names, track=_track, directory=place if writes else None, classes=data.classes
         )
-        pictures = summary.draw(place, model, config, names) if options.figures and writes else {}
+        pictures = summary.draw(place, model, config, results) if options.figures and writes else {}
     if jax.process_index() == 0:
         lines = summary.rows(results)
         _print(lines, summary.text(lines))
@@ -158,6 +160,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
     from equivit.models import saved
     from equivit.training import checkpoints
     from equivit.training import config as configs
+    from equivit.training.run import held_out_list
 
     sizes = [change for change in changes if change.partition("=")[0] == "batch_size"]
     others = [change for change in changes if change not in sizes]
@@ -178,6 +181,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
         config, model, step = checkpoints.load_run(options.workdir, weights=options.weights)
         _override(config, others)
         configs.validate(config)
+        held_out_list.check(options.workdir, config.data)
     _override(config, sizes)
     constraints.check("config.batch_size", config.batch_size, constraints.PositiveInt)
     return config, model, step

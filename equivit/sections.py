@@ -3,7 +3,7 @@
     @dataclasses.dataclass(frozen=True)
     class LogConfig:
         every_steps: PositiveInt = 50
-        tensorboard: bool = True
+        to: tuple[str, ...] = ("tensorboard",)
 
 A field may be another such dataclass: a subsection.  The defaults are `dataclasses.asdict(LogConfig())`; a run keeps
 its values in a `ConfigDict`.

@@ -1,10 +1,20 @@
-"""Train models for time series with several learning rates and dropout rates, and report the best run and the mean.
+"""Train one recipe with several values of some keys, and compare the runs.
+
+    python -m equivit.sweep --config=configs/cifar.py:10,I8 --workdir=runs/sweep \\
+        --sweep.schedule.lr=1e-3,3e-4 --sweep.seed=0,1,2 --config.data.source=npz:cifar10.npz
+
+Each combination is a run in a directory of its own, such as runs/sweep/lr=1e-3,seed=0.  Finished runs are not trained
+again, so the same command resumes a sweep.  A run whose loss is not finite is left out.  At the end comparison.md, .csv
+and .png compare all runs, as `python -m equivit.compare runs/sweep` does.
+
+configs/timeseries.py has its own lists of values and needs no --sweep: it trains models for time series with several
+learning rates and dropout rates as one program, and reports the best run and the mean.
 
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries \\
         --config.data.directory=/data/ucr --config.data.names=Crop,MelbournePedestrian --config.patches="(8,)"
 
-Each result, for one data set, number of patches and model, is written to --workdir at once.  Existing results are not
-recomputed, so the same command resumes a sweep.  Missing data sets are skipped and listed at the end.
+There each result, for one data set, number of patches and model, is written to --workdir at once.  Existing results are
+not recomputed, so the same command resumes a sweep.  Missing data sets are skipped and listed at the end.
 `experiments/tables/jumbo/timeseries.py` makes the tables.
 """
 
@@ -21,12 +31,15 @@ from typing import TYPE_CHECKING, Any
 from ml_collections import ConfigDict
 
 from equivit import command, errors
+from equivit.training import sweep_grid
 
 if TYPE_CHECKING:
     import numpy as np
 
     from equivit.data.series import SeriesData
     from equivit.training import sweep_program
+
+LISTS = "--sweep."
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,9 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "Sweep learning rates and dropout rates of PatchTST models on time-series data sets."
-    example = "Any key of the config can be changed: --config.data.names=Crop,ElectricDevices --config.epochs=20"
-    parser = command.parser("sweep", description, epilog=example)
+    example = (
+        "Any key of the config can be changed, --config.KEY=VALUE, or take several values, --sweep.KEY=VALUE,VALUE"
+    )
+    parser = command.parser("sweep", __doc__, epilog=example)
     parser.add_argument("--config", required=True, help=command.CONFIG)
     results = "directory of the results; resumes the sweep in it"
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help=results)
@@ -50,9 +64,46 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit.training import config as configs
     from equivit.training import sweep_config
 
+    if lists := [argument for argument in rest if argument.startswith(LISTS)]:
+        others = command.changes([argument for argument in rest if argument not in lists], _parser())
+        train_grid(options.config, others, command.changes(lists, _parser(), LISTS), options.workdir)
+        return
     config = configs.load(options.config, command.changes(rest, _parser()), schema=sweep_config.SCHEMA)
     results = run(config, options.workdir)
     print(f"{len(results)} results: {options.workdir}", flush=True)
+
+
+def train_grid(path: str, changes: list[str], lists: list[str], workdir: pathlib.Path) -> None:
+    """Train a config with every combination of the values in `lists`, such as "seed=0,1,2", and compare the runs.
+
+    Raises:
+      ValueError: a key or a value does not fit, before anything is trained; or a run failed, at the end.
+    """
+    from equivit import train
+    from equivit.training import comparison, loop
+    from equivit.training import config as configs
+    from equivit.training.run import resuming
+
+    runs = {name: configs.load(path, [*changes, *values]) for name, values in sweep_grid.runs(lists).items()}
+    failed = {}
+    for number, (name, config) in enumerate(runs.items(), start=1):
+        if resuming.is_finished(workdir / name, config):
+            command.say(f"Run {number} of {len(runs)}: {name} is finished.")
+            continue
+        command.say(f"Run {number} of {len(runs)}: {name}")
+        try:
+            train.train(config, workdir / name)
+        except loop.NotFiniteError as error:
+            failed[name] = error
+            command.say(f"{name} failed: {error}")
+    left = [workdir / name for name in runs if name not in failed]
+    if left:
+        command.say(comparison.write(comparison.recipes(left), workdir))
+    if failed:
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} runs failed: {errors.listed(failed)}; their losses rose to NaN."
+        )
+    command.say(f"Done: {len(runs)} runs, {', '.join(str(workdir / file) for file in comparison.FILES)}")
 
 
 def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:

@@ -102,9 +102,11 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     import jax
 
     from equivit.data import loader
+    from equivit.data.config import preparation
     from equivit.evaluation import runner, summary
     from equivit.trained_on import TrainedOn
     from equivit.training import build, loop, sharding
+    from equivit.training.run import held_out_list
     from equivit.training.teachers import check_teacher_classes, load_teachers
     from equivit.training.warm_start import initial_parameters
 
@@ -112,7 +114,7 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     suite = config.evaluation.suite
     runner.check(suite, config)
     pipeline = build.make_pipeline(config)
-    data = TrainedOn(pipeline.classes, pipeline.num_examples)
+    data = TrainedOn(pipeline.classes, pipeline.num_examples, preparation(config.data))
     config = loader.complete(config, pipeline)
     model, objective = build.model_configuration(config), build.make_objective(config)
 
@@ -128,6 +130,8 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     )
 
     # ---- Training, and the report.
+    if held_out := held_out_list.record(workdir, config.data):
+        command.say(held_out)
     parts = dict(objective=objective, build_model=model.build, teachers=teachers)
     outcome = loop.train(
         config,

@@ -1,6 +1,7 @@
-"""Facts about a model's training data: class names and the number of examples."""
+"""Facts about a model's training data: class names, the number of examples, and how images were prepared."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from equivit import errors
@@ -12,10 +13,12 @@ class TrainedOn(NamedTuple):
     # Names of the classes, in the order of the logits; () if there are none, or they are unknown.
     classes: tuple[str, ...] = ()
     examples: int | None = None  # the number of examples; None if unknown
+    images: Mapping[str, Any] = MappingProxyType({})  # values of `data.config.PREPARATION`; empty if unknown
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the values of a JSON object."""
-        return {"classes": list(self.classes), "examples": self.examples}
+        images = {"images": dict(self.images)} if self.images else {}
+        return {"classes": list(self.classes), "examples": self.examples, **images}
 
 
 UNKNOWN = TrainedOn()
@@ -23,12 +26,15 @@ UNKNOWN = TrainedOn()
 
 def from_json(found: Mapping[str, Any]) -> TrainedOn:
     """Read the values of `TrainedOn.to_json`; ValueError for anything else."""
-    classes, examples = found.get("classes", []), found.get("examples")
+    classes, examples, images = found.get("classes", []), found.get("examples"), found.get("images", {})
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise ValueError("'classes' must be a list of names")
     if examples is not None and (not isinstance(examples, int) or isinstance(examples, bool)):
         raise ValueError("'examples' must be a whole number")
-    return TrainedOn(tuple(classes), examples)
+    if not isinstance(images, dict):
+        raise ValueError("'images' must be an object")
+    images = {key: tuple(value) if isinstance(value, list) else value for key, value in images.items()}
+    return TrainedOn(tuple(classes), examples, images)
 
 
 def check_classes(thing: str, classes: Sequence[str], before: Sequence[str], place: object, fix: str) -> None:

@@ -18,9 +18,11 @@ from PIL import Image
 from equivit import (
     accelerate,
     command,
+    compare,
     convert,
     evaluate,
     export,
+    predict,
     pretrained,
     profile,
     summarize,
@@ -28,10 +30,11 @@ from equivit import (
     testing,
     train,
 )
+from equivit.configs import finetune_folder
 from equivit.evaluation import summary
 from equivit.models import zoo
 from equivit.training import config as configs
-from equivit.training import sweep_config
+from equivit.training import fine_tuning, sweep_config, sweep_grid
 from experiments.__main__ import scripts
 
 pytestmark = pytest.mark.slow
@@ -44,7 +47,7 @@ DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglo
 SCRIPTS = scripts()
 EXPERIMENTS = [f"experiments/{name}README.md" for name in ("", "tables/", "studies/", "benchmarks/")]
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, *EXPERIMENTS, "configs/README.md", "colabs/README.md")
-PROGRAMS = (accelerate, convert, evaluate, export, profile, summarize, sweep, train)
+PROGRAMS = (accelerate, compare, convert, evaluate, export, predict, profile, summarize, sweep, train)
 COMMANDS = {module.__name__: module for module in PROGRAMS}
 EXAMPLES = "\n".join((ROOT / page).read_text() for page in ("README.md", *DOCS))
 BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.DOTALL | re.MULTILINE)
@@ -108,7 +111,7 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 
 def test_every_example_is_run_by_a_test():
-    words = ["jnp.rot90", "Classifier", "logits.shape", "photo.jpg", "load_run", "replacement.replace", "def blur"]
+    words = ["jnp.rot90", "Classifier", "logits.shape", "photo.jpg", "predict.load", "replacement.replace", "def blur"]
     words += ["reconfigure", "nnx.Optimizer", "to_linen", "randomise"]
     assert len(BLOCKS) == len(words) and all(map(block, words))
 
@@ -142,25 +145,25 @@ def test_public_weights(folder):
 
 
 @pytest.mark.slow
-def test_a_folder_of_images(folder, monkeypatch):
-    """One step of the command, with a small plain model and no pictures, and the example after it."""
-    for seed, split in enumerate(("train", "test")):
-        for name in ("cats", "dogs"):
-            for i in range(8):  # a batch, together
-                photo(folder / "photos" / split / name / f"{i}.jpg", seed)
-    (words,) = (
-        words for words in commands("docs/how_to/own_images.md", "-m equivit.train") if "--workdir=runs/photos" in words
-    )
-    small = ["model.width=32", "model.depth=2", "model.num_heads=2", "epochs=None", "steps=1", "log.tensorboard=False"]
-    small += ["schedule.warmup_epochs=None", "evaluation.every_epochs=None", "evaluation.suite=accuracy"]
-    words = [word.replace(":10,I8", ":10,plain") for word in words[2:]]
+def test_your_own_images(folder, monkeypatch):
+    """One step of the command, from a small file of the public one's layout and without pictures; then predictions."""
+    from tests.pretrained import torch_archive
+
+    for seed in range(10):
+        photo(folder / f"photos/{('cats', 'dogs')[seed % 2]}/{seed}.jpg", seed)
+    for name in "ab":
+        photo(folder / f"more_photos/{name}.jpg", 0)
+    torch_archive.write(folder / "deit_3_small_224_1k.pth", {"model": deit3(192)})
+    words, *_ = commands("docs/how_to/own_images.md", "-m equivit.train")
+    small = ["epochs=None", "steps=1", "batch_size=8", "data.image_size=(32,32)", "log.to=()"]
+    small += ["evaluation.every_epochs=None"]
     monkeypatch.setattr(summary, "conclude", lambda *_, **__: {})
-    assert train.main([*words, "--config.data.workers=0", *(f"--config.{change}" for change in small)]) == 0
-    config = folder / "runs/photos/config.json"  # where workers are those of the recipe unless one asks for none
-    config.write_text(config.read_text().replace('"workers": 0', '"workers": 2'))
-    assert configs.from_json(config).data.workers == 2
-    lines = run(folder, block("load_run")).splitlines()
-    assert len(lines) == 4 and all(re.search(r"photos/test/.*\.jpg (cats|dogs)$", line) for line in lines)
+    assert train.main([*words[2:], *(f"--config.{change}" for change in small)]) == 0
+    assert len((folder / "runs/photos/held_out.csv").read_text().splitlines()) == 3
+    lines = run(folder, block("predict.load")).splitlines()
+    assert len(lines) == 2 and all(
+        re.match(r"more_photos/[ab]\.jpg \('(cats|dogs)', '(cats|dogs)'\)", line) for line in lines
+    )
 
 
 def test_attention_replaced_by_convolution(folder, monkeypatch):
@@ -214,20 +217,34 @@ def test_assert_equivariant_on_your_own_function(tmp_path):
     assert float(gap) < 1e-5 and error.startswith("octic element 'r': the output deviates by ")
 
 
+def without_files(config):
+    """Complete a configuration without its weights and its data, which are not here."""
+    config.init, config.data.source, config.model.name = None, "synthetic", "vit_ti16"
+    completed(config)
+
+
+completed = fine_tuning.complete
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_parse(page):
+def test_commands_parse(page, monkeypatch):
     """Flags, configs, modes and keys of the commands exist; nothing is run."""
+    monkeypatch.setattr(finetune_folder, "complete", without_files)
     for name, module in COMMANDS.items():
         for words in commands(page, f"-m {name}"):
             options, rest = module._parser().parse_known_args(words[2:])
             if name == "equivit.summarize" and options.model:
                 command.changes(rest, module._parser(), "--model.")
                 continue
+            lists = [text.removeprefix("--sweep.") for text in rest if text.startswith("--sweep.")]
+            rest = [text for text in rest if not text.startswith("--sweep.")]
             changes = command.changes(rest, module._parser())
             if getattr(options, "config", None):
-                schema = sweep_config.SCHEMA if name == "equivit.sweep" else configs.TRAINING
-                named = "/" not in options.config
-                configs.load(options.config if named else str(ROOT / options.config), changes, schema=schema)
+                series = name == "equivit.sweep" and not lists
+                schema = sweep_config.SCHEMA if series else configs.TRAINING
+                recipe = str(ROOT / options.config) if "/" in options.config else options.config
+                for values in sweep_grid.runs(lists).values():
+                    configs.load(recipe, [*changes, *values], schema=schema)
 
 
 @pytest.mark.parametrize("page", PAGES)

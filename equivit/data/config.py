@@ -1,12 +1,23 @@
 """The `data` section of a configuration."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
 from equivit import errors, sections
-from equivit.constraints import Above0, NonNegativeFloat, OneOf, PositiveFloat, PositiveInt, Share, Size, Words
+from equivit.constraints import (
+    Above0,
+    Below1,
+    NonNegativeFloat,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    Share,
+    Size,
+    Words,
+)
 from equivit.data import corruptions, crops, rand_augment, reading, sources
 from equivit.intervals import Interval
 
@@ -16,6 +27,8 @@ from equivit.intervals import Interval
 CROPS = ("random_resized", "random_resized_clipped", "simple_random", "pad", "scaled", "centre", "none")
 MOST_VIEWS = 256  # local views of an image
 LARGEST_SIDE = 2**15  # pixels per side of a model's image, or of the resized image it is cropped from
+# The keys that prepare an image for a model, in evaluation and for predictions.
+PREPARATION = ("image_size", "mean", "std", "eval_crop", "fit", "multiple", "crop_ratio", "interpolation", "max_pixels")
 Pixels = Annotated[
     int, Interval(1, reading.PIL_PIXELS, words=f"positive and at most {reading.PIL_PIXELS}, the most that Pillow opens")
 ]
@@ -75,6 +88,9 @@ class DataConfig:
     channels: Annotated[Literal[1, 3], Words("1 (grey) or 3 (RGB)")] | None = None  # None: as in the source
     train_examples: PositiveInt | None = None  # None: all
     eval_examples: PositiveInt | None = None
+    # Share of each class of `split` that is not for training but the split "held_out" (data/held_out.py).
+    held_out: Below1 = 0.0
+    split_seed: Seed = 0  # chooses the images of "held_out"
     workers: Annotated[int, Interval(0, 1024)] = 0  # processes that decode and augment; 0: threads
     max_pixels: Pixels = reading.MAX_PIXELS  # of an image file; a larger one counts as unreadable
     repeats: PositiveInt = 1  # copies of an example in one batch (repeated augmentation)
@@ -92,6 +108,11 @@ class DataConfig:
     std: tuple[Above0, ...] = (0.229, 0.224, 0.225)
     augment: AugmentConfig = AugmentConfig()
     views: ViewsConfig = ViewsConfig()
+
+
+def preparation(section: ConfigDict) -> dict[str, Any]:
+    """The values that prepare an image for the model of a run (`PREPARATION`)."""
+    return {key: section[key] for key in PREPARATION}
 
 
 def check(section: ConfigDict) -> None:

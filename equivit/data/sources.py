@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 
 from equivit import errors
-from equivit.data import directories, lists
+from equivit.data import directories, held_out, lists
 from equivit.data.coco import Coco
 from equivit.data.label_maps import Legend
 from equivit.data.npz import Npz
@@ -173,8 +173,15 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
       ValueError: an unknown source or split, or a limit above the size of the split.
       FileNotFoundError: a file or directory is missing.
     """
-    opened = [_opened(part, config, split) for part in parts(config.source)]
-    source = opened[0] if len(opened) == 1 else Joined(opened)
+    source = _whole(config, config.split if config.held_out and split == held_out.NAME else split)
+    if config.held_out and split in (config.split, held_out.NAME):
+        chosen = held_out.chosen(labels(source), len(source), config.held_out, config.split_seed)
+        source = Subset(source, np.flatnonzero(chosen == (split == held_out.NAME)))
+        if not len(source):
+            raise ValueError(
+                f"config.data.held_out={config.held_out} leaves no image of {config.source} for the split {split!r}; "
+                "it needs two images of a class."
+            )
     limits = {config.split: ("train_examples", config.train_examples)}
     limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: wins if both are the same split
     key, limit = limits.get(split, ("", None))
@@ -184,6 +191,12 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
         raise ValueError(f"config.data.{key}={limit} must be in 1..{len(source)}, the size of the split.")
     rows = np.random.default_rng(0).permutation(len(source))[:limit]  # the first examples may all be of one class
     return Subset(source, np.sort(rows))
+
+
+def _whole(config: ml_collections.ConfigDict, split: str) -> Source:
+    """A split of the source, or of all sources joined in `data.source`."""
+    opened = [_opened(part, config, split) for part in parts(config.source)]
+    return opened[0] if len(opened) == 1 else Joined(opened)
 
 
 def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
@@ -230,11 +243,16 @@ def present(source: Source) -> np.ndarray:
 
     ImageNet-R, for example, has 200 of ImageNet's 1000 classes.
     """
-    rows = slice(None)
-    if isinstance(source, Subset):
-        source, rows = source.source, source.rows
-    known = getattr(source, "labels", None)
+    known = labels(source)
     if known is not None:
-        return np.unique(known[rows])
-    labels = (source[i]["label"] for i in np.arange(len(source))[rows].tolist())
-    return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in labels]))
+        return np.unique(known)
+    found = (source[i]["label"] for i in range(len(source)))
+    return np.unique(np.concatenate([np.atleast_1d(np.array(label, int)) for label in found]))
+
+
+def labels(source: Source) -> np.ndarray | None:
+    """The label of each example, int [N]; None if the source does not list labels."""
+    if isinstance(source, Subset):
+        known = labels(source.source)
+        return None if known is None else known[source.rows]
+    return getattr(source, "labels", None)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from equivit.evaluation.predictions import Batch, Predict, by_example
 
@@ -16,15 +17,16 @@ def accuracy(predict: Predict, batches: Iterable[Batch]) -> dict[str, float]:
       batches: with "image", "label" and "weight" [B]: 1 for examples, 0 for padding.  Labels are int [B]; with several
         per example, bool [B, classes], any of which is correct (ReaL, Beyer et al. 2020).
 
-    Returns "top1", "top5" (of all classes if there are fewer than five), "examples".  Raises ValueError if there are no
-    examples, or logits are not finite.
+    Returns "top1", "top5" (of all classes if there are fewer than five), "examples", and with one label per example
+    "loss", the mean cross-entropy.  Raises ValueError if there are no examples, or logits are not finite.
     """
 
     def measure(batch):
-        return correct(predict(batch["image"]), batch["label"])
+        logits, label = predict(batch["image"]), batch["label"]
+        return correct(logits, label) | ({"loss": cross_entropy(logits, label)} if label.ndim == 1 else {})
 
     found = by_example(measure, batches)
-    return {name: float(right.mean()) for name, right in found.items()} | {"examples": len(found["top1"])}
+    return {name: float(value.mean()) for name, value in found.items()} | {"examples": len(found["top1"])}
 
 
 def hits(classes: jax.Array, label: jax.Array) -> jax.Array:
@@ -39,3 +41,6 @@ def correct(logits: jax.Array, label: jax.Array) -> dict[str, jax.Array]:
     """Whether the "top1" and "top5" predictions of each example are correct, and its logits "finite", bool [B]."""
     right = hits(jax.lax.top_k(logits, min(5, logits.shape[-1]))[1], label)
     return {"top1": right[:, 0], "top5": right.any(-1), "finite": jnp.isfinite(logits).all(-1)}
+
+
+cross_entropy = jax.jit(optax.softmax_cross_entropy_with_integer_labels)  # of each example, [B]

@@ -11,7 +11,9 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from equivit import files, metrics_files
@@ -21,6 +23,9 @@ COMPONENTS = 16  # at most, as in Figure 6
 VISIBLE = 1e-4  # share of the variance; components below it are rounding errors
 OPAQUE = 0.65  # opacity of a label map over its image
 TILE, LEGEND_COLUMNS = 3.2, 6  # width of an image in inches
+PANELS = 6  # most metrics in a comparison
+NAMED, NUMBERED = 60, 30  # most classes of a confusion matrix with names, and with numbers
+LONGEST_NAME = 24  # letters
 TEST_STYLES = (("tab:orange", "o"), ("tab:red", "s"), ("tab:green", "^"), ("tab:purple", "D"), ("tab:brown", "v"))
 
 
@@ -51,6 +56,38 @@ def learning_curves(metrics: pathlib.Path, output: pathlib.Path, curves: Iterabl
     _write(figure, output)
 
 
+def compared(recipes: dict[str, list[list[dict]]], metrics: Iterable[str], output: pathlib.Path) -> None:
+    """Plot the metrics of several recipes over the steps, a panel for each metric and a colour for each recipe.
+
+    Args:
+      recipes: by name, the rows of metrics.jsonl of each run, as `metrics_files.rows` gives them.
+      metrics: names to plot where a row has them; the first six.
+      output: the PNG to write.
+    """
+    rows = [row for runs in recipes.values() for run in runs for row in run]
+    known = [name for name in dict.fromkeys(metrics) if any(name in row for row in rows)][:PANELS]
+    columns = min(len(known), 2) or 1
+    lines = -(-len(known) // columns) or 1
+    figure = Figure(figsize=(4.6 * columns, 3.2 * lines + 0.25 * len(recipes)), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True)
+    colors = [f"C{k}" for k in range(10)]
+    for axes, metric in itertools.zip_longest(grid.flat, known):
+        if metric is None:
+            axes.set_axis_off()
+            continue
+        axes.set(xlabel="step", title=metric.removeprefix("eval/") if "/" in metric else f"{metric}, training")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.grid(alpha=0.3)
+        for color, runs in zip(itertools.cycle(colors), recipes.values(), strict=False):
+            for run in runs:
+                _curve(axes, run, metric, color=color, alpha=0.9 if len(runs) == 1 else 0.6)
+    handles = [
+        Line2D([], [], color=color, label=name) for color, name in zip(itertools.cycle(colors), recipes, strict=False)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=1 if max(map(len, recipes)) > 40 else 2)
+    _write(figure, output)
+
+
 def label_maps(
     examples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], classes: Sequence[str], output: pathlib.Path
 ) -> None:
@@ -75,6 +112,46 @@ def label_maps(
     for axes, title in zip(grid[0], ("image", "label", "prediction"), strict=True):
         axes.set_title(title, fontsize=10)
     figure.legend(handles=names, loc="outside lower center", ncols=LEGEND_COLUMNS, frameon=False, fontsize=9)
+    _write(figure, output)
+
+
+def confusion(matrix: np.ndarray, classes: Sequence[str], output: pathlib.Path) -> None:
+    """Draw a confusion matrix, int [true, predicted]: colours are shares of the true class, numbers are examples.
+
+    Many classes get no names and no numbers.  `output` is the PNG to write.
+    """
+    number = len(classes)
+    side = min(max(4.5, 0.42 * number + 2), 12)
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.subplots()
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes.set(xlabel="predicted class", ylabel="true class")
+    if number <= NAMED:
+        names = list(map(_shortened, classes))
+        axes.set_xticks(range(number), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(number), names, fontsize=8)
+    for row, column in np.argwhere(matrix) if number <= NUMBERED else ():
+        color = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=8, color=color)
+    figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.7)
+    _write(figure, output)
+
+
+def contact_sheet(
+    images: Sequence[np.ndarray], titles: Sequence[str], heading: str, output: pathlib.Path, columns: int = 5
+) -> None:
+    """Draw images, uint8 [H, W, C] of any size, in rows, each below its title; `output` is the PNG to write."""
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(1.9 * columns, 2.4 * rows + 0.4), layout="constrained")
+    figure.suptitle(heading, fontsize=11)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, image, title in zip(grid.flat, images, titles, strict=False):
+        axes.imshow(image)
+        axes.set_title("\n".join(_shortened(line) for line in title.split("\n")), fontsize=8)
     _write(figure, output)
 
 
@@ -148,6 +225,10 @@ def _legend(maps, classes, palette):
     return [Patch(facecolor=OPAQUE * palette[k] + (1 - OPAQUE) / 2, label=name) for k, name in names.items()]
 
 
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
 def _write(figure: Figure, output: pathlib.Path) -> None:
     with files.replacing(output) as unfinished:
         figure.savefig(unfinished, dpi=150)
@@ -156,6 +237,7 @@ def _write(figure: Figure, output: pathlib.Path) -> None:
 def _curve(axes: Axes, rows, name, **style):
     points = [(row["step"], row[name]) for row in rows if name in row]
     if points:
+        style = {"marker": "o", **style} if len(points) == 1 else style  # a line of one point is invisible
         axes.plot(*zip(*points, strict=True), **style)
 
 

@@ -65,8 +65,10 @@ class Protocol:
     # The model's input sizes for images of a size, by key of the config.
     inputs: Callable[[ConfigDict, Size], dict[str, Size]] = lambda config, size: {"config.data.image_size": size}
     curve: str | None = None  # the result to plot over the steps of a run, a fraction or a "loss"
+    loss: str | None = None  # the result to plot beside the training loss, if it is not `curve`
     default: bool = False  # whether it is in the default suite
-    figure: Callable[["Run", pathlib.Path], None] | None = None  # draws a PNG of the results; all processes call it
+    # Draws a PNG, of the run and its results; all processes call it.
+    figure: Callable[["Run", dict[str, Any], pathlib.Path], None] | None = None
     blocks: Callable[[ConfigDict], int] = lambda config: 1  # the number of last blocks with frozen features (frozen.py)
 
     def __post_init__(self):

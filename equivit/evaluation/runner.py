@@ -104,7 +104,8 @@ def scalars(results: dict[str, dict]) -> dict[str, float]:
 
 def curves() -> list[str]:
     """The metrics of all protocols to plot over the steps of a run, such as "eval/accuracy/top1"."""
-    return [f"eval/{name}/{protocol.curve}" for name, protocol in PROTOCOLS.items() if protocol.curve]
+    keys = {name: (protocol.loss, protocol.curve) for name, protocol in PROTOCOLS.items()}
+    return [f"eval/{name}/{key}" for name in keys for key in keys[name] if key]
 
 
 def _check_needs(name: str, model: nnx.Module) -> None:

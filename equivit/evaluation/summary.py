@@ -4,7 +4,6 @@ import contextlib
 import json
 import pathlib
 import tempfile
-from collections.abc import Iterable
 
 import jax
 from flax import nnx
@@ -50,10 +49,8 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
     return text([*rows(results), *((name, str(path)) for name, path in places.items())])
 
 
-def draw(
-    directory: pathlib.Path, model: nnx.Module, config: ConfigDict, names: Iterable[str]
-) -> dict[str, pathlib.Path]:
-    """Draw the patch filters of a model, if any, and the figures of the protocols `names`; return the paths by title.
+def draw(directory: pathlib.Path, model: nnx.Module, config: ConfigDict, results: dict) -> dict[str, pathlib.Path]:
+    """Draw the patch filters of a model, if any, and the figures of its results; return the paths by title.
 
     All processes must call it; the first one writes.  The model is on the current mesh if there is one.
     """
@@ -64,11 +61,11 @@ def draw(
         places["patch filters"] = directory / "patch_filters.png"
         if jax.process_index() == 0:
             figures.patch_filters(kernels, places["patch filters"])
-    for name in names:
+    for name, result in results.items():
         protocol = runner.PROTOCOLS[name]
         if protocol.figure is not None:
             places[f"picture of {name}"] = directory / f"{name}.png"
-            protocol.figure(Run(model, config, protocol, config.data, name), directory / f"{name}.png")
+            protocol.figure(Run(model, config, protocol, config.data, name), result, directory / f"{name}.png")
     return places
 
 

@@ -106,6 +106,34 @@ def types_of(name: str) -> dict[str, Any]:
     return constraints.types_of(_preset(name).config) if is_known(name) else {}
 
 
+def options(config: Config) -> dict[str, Any]:
+    """The `model` section of a configuration: its nearest name, and the fields in which it differs.
+
+        configuration(**options(config)) == config
+
+    Raises ValueError for a model without a name, such as a segmenter.
+    """
+    found = [
+        {"name": name, **changes}
+        for name, preset in NAMES.items()
+        if type(config) is preset.config and (changes := _changes(preset, config)) is not None
+    ]
+    if not found:
+        raise ValueError(f"no name of a model fits a {type(config).__name__}; give one that has a name.")
+    return min(found, key=len)
+
+
+def _changes(preset: Preset, config: Any) -> dict[str, Any] | None:
+    """The overrides that turn a preset into a configuration; None if there are none."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    try:
+        own = preset.configuration()
+    except TypeError:  # some fields have no default
+        return None
+    changes = {name: value for name, value in values.items() if getattr(own, name) != value}
+    return changes if preset.configuration(**changes) == config else None
+
+
 def is_known(name: Any) -> bool:
     """Whether `create` knows a name: one of `names`, an earlier name, or one of timm (`timm_names.py`)."""
     return isinstance(name, str) and _own_name(name, {})[0] in NAMES.keys() | RENAMED.keys()

@@ -113,9 +113,9 @@ def load(
 
 
 def trained_on(place: str | os.PathLike) -> TrainedOn:
-    """The training data of a model at a place of `load`: of a saved model, or its classes in a `config.json`."""
+    """The training data of a model at a place of `load`: of a saved model, or as files beside the weights say."""
     path = _place(place)
-    return saved.trained_on(path) if saved.is_saved(path) else TrainedOn(described.classes(places.config(path)))
+    return saved.trained_on(path) if saved.is_saved(path) else described.trained_on(path)
 
 
 def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -> dict[str, np.ndarray]:

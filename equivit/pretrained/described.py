@@ -1,8 +1,12 @@
 """Facts in a `config.json` of transformers or timm that weights do not determine, and the names of classes."""
 
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from equivit.pretrained import places
+from equivit.trained_on import TrainedOn
 
 # Our names of activations, by those of transformers.
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu"}
@@ -56,6 +60,16 @@ def classes(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
         return ()
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else tuple(names)
+
+
+def trained_on(path: pathlib.Path) -> TrainedOn:
+    """The classes and the statistics of images of the weights at a path, as far as files beside them have them."""
+    config = places.config(path)
+    processor = places.config(path, "preprocessor_config.json")
+    timm = config.get("pretrained_cfg", {})
+    found = {"mean": processor.get("image_mean", timm.get("mean")), "std": processor.get("image_std", timm.get("std"))}
+    known = all(isinstance(value, list) and len(value) == 3 for value in found.values())
+    return TrainedOn(classes(config), images={name: tuple(value) for name, value in found.items()} if known else {})
 
 
 def _of_timm(config: Mapping[str, Any]) -> dict[str, Any]:

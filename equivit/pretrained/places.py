@@ -70,13 +70,13 @@ def file(path: str | os.PathLike) -> pathlib.Path:
     return found[0]
 
 
-def config(path: str | os.PathLike) -> dict[str, Any]:
-    """The content of the `config.json` in a folder, or beside its file of weights; {} if there is none.
+def config(path: str | os.PathLike, name: str = "config.json") -> dict[str, Any]:
+    """The content of the `config.json` (or `name`) in a folder, or beside its file of weights; {} if there is none.
 
     Raises ValueError if it is not a JSON object.
     """
     path = pathlib.Path(path)
-    beside = (path if path.is_dir() else path.parent) / "config.json"
+    beside = (path if path.is_dir() else path.parent) / name
     return _json(beside) if beside.is_file() else {}
 
 

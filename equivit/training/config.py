@@ -5,6 +5,8 @@ A file of `configs/` begins with `get_base()` and changes what it needs; the com
     python -m equivit.train --config=configs/quickstart.py:quicktest --config.optimizer.weight_decay=0.1
     python -m equivit.train --config=quickstart:quicktest  # the same recipe, from any directory
 
+A file may also define `complete(config)`, which fills in values that depend on those of the command line.
+
 The module that uses a section declares it (`sections.py`), with a `check` of values that do not fit together.  The
 `model` section is a name of the zoo and the arguments for it, which the zoo checks.
 """
@@ -97,14 +99,23 @@ def validate(config: ConfigDict) -> None:
 
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
+    if "objective" not in config and "runs" in config:
+        raise ValueError(
+            "config: this recipe is for time series, and lists the values of its runs; train it by python -m "
+            "equivit.sweep without --sweep, and change the lists, such as --config.runs.lr=1e-3,3e-4."
+        )
     check_keys(config, get_base(_name(config, "objective")))
     _check_values(config)
 
 
-def _check_values(config: ConfigDict) -> None:
+def _check_given(config: ConfigDict) -> None:
     for key, value in flat(config).items():
         if isinstance(value, Missing):
             raise ValueError(f"config.{key} is missing: {value}")
+
+
+def _check_values(config: ConfigDict) -> None:
+    _check_given(config)
     name = config.model.get("name")
     constraints.check("config.model.name", name, str)
     if name in patchtst.NAMES:
@@ -114,6 +125,7 @@ def _check_values(config: ConfigDict) -> None:
     data_config.check(config.data)
     schedules.check(config.schedule)
     evaluation_config.check(config.evaluation)
+    logging.check(config.log)
     _check_run(config)
     OBJECTIVES[config.objective.name].check(config)
 
@@ -184,20 +196,23 @@ def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING)
       ValueError: names the key, the value, the rule and the nearest fix.
     """
     file, _, mode = path.partition(":")
-    get_config = _get_config(file)
+    module = _module(file)
     try:
-        config = get_config(mode) if mode else get_config()
+        config = module.get_config(mode) if mode else module.get_config()
     except (TypeError, AttributeError) as error:  # raised by ConfigDict: a value of another type, a missing key
         raise ValueError(f"config {file}: {error}") from error
     with config.unlocked():
         for text in overrides:
             override(config, text, schema)
+        if hasattr(module, "complete"):
+            _check_given(config)
+            module.complete(config)
     schema.check(config)
     return config.lock()
 
 
-def _get_config(file: str) -> Callable[..., ConfigDict]:
-    """Return `get_config` of a recipe, given by its name, or of a Python file."""
+def _module(file: str) -> ModuleType:
+    """Import a recipe, given by its name, or a Python file that defines `get_config`."""
     path = pathlib.Path(file)
     recipes = sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "recipes"})
     if file == path.stem:
@@ -212,7 +227,7 @@ def _get_config(file: str) -> Callable[..., ConfigDict]:
     module = importlib.import_module(f"equivit.configs.{path.stem}") if ours else _import_file(path)
     if not hasattr(module, "get_config"):
         raise ValueError(f"config: '{file}' must define get_config(mode), which returns the configuration.")
-    return module.get_config
+    return module
 
 
 def _import_file(path: pathlib.Path) -> ModuleType:

@@ -2,12 +2,13 @@
 
 `optimizer.freeze` holds shell patterns of logical names.  The last matching pattern decides; a leading "!" makes the
 tensor trainable again.  "{replaced}" expands to each block of `model.replaced`, "{positions}" to each tensor of the
-learned positions, which some models lack:
+learned positions, which some models lack, "{first_6}" to each tensor before block 6, of any model:
 
     patch_embed.*,blocks.[0-5].*            the patches and the first six blocks
     *,!head.*                               all but the head
     *,!*blocks.{replaced}.attention.*       all but the modules that replace attention, a segmenter's too
     {positions}                             the positions
+    {first_6}                               the patches, positions and tokens, and the first six blocks
 
 A frozen tensor has no update, moments or decay, and its gradient is in no norm; running statistics still change.
 """
@@ -29,7 +30,7 @@ from equivit.logical import Tensor
 from equivit.models.vit.replaced import as_replaced
 from equivit.objectives.objective import Objective, Rule
 
-REPLACED, POSITIONS = "{replaced}", "{positions}"
+REPLACED, POSITIONS, FIRST = "{replaced}", "{positions}", re.compile(r"\{first_(\d+)\}")
 
 
 def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Tensor], Rule]:
@@ -41,9 +42,11 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
     Raises:
       ValueError: a pattern matches no tensor, nothing is left to train, or "{replaced}" without replaced blocks.
     """
-    if not (patterns := tuple(objective.config.optimizer.freeze)):
+    if not (given := tuple(objective.config.optimizer.freeze)):
         return objective.rule
-    names = [tensor.name for table in tables.values() for tensor in table.flat]
+    tensors = [tensor for table in tables.values() for tensor in table.flat]
+    names = [tensor.name for tensor in tensors]
+    patterns = [name for pattern in given for name in _first_blocks(pattern, tensors)]
     frozen = set()
     for pattern in _expanded(patterns, objective.config, names):
         matched = matching("optimizer.freeze", pattern.removeprefix("!"), names)
@@ -54,8 +57,19 @@ def rule(objective: Objective, tables: Mapping[str, np.ndarray]) -> Callable[[Te
         return usual._replace(frozen=usual.frozen or tensor.name in frozen)
 
     if all(combined(tensor).frozen for table in tables.values() for tensor in table.flat):
-        raise ValueError(f"optimizer.freeze={patterns} leaves nothing to train; except some, as in '*,!head.*'.")
+        raise ValueError(f"optimizer.freeze={given} leaves nothing to train; except some, as in '*,!head.*'.")
     return combined
+
+
+def _first_blocks(pattern: str, tensors: Iterable[Tensor]) -> list[str]:
+    """The names of the tensors before a block if the pattern is "{first_6}", else the pattern."""
+    if not (match := FIRST.fullmatch(pattern.removeprefix("!"))):
+        return [pattern]
+    tensors, number = [tensor for tensor in tensors if tensor.layers], int(match[1])
+    blocks = max((tensor.last for tensor in tensors), default=1) - 1
+    if number > blocks:
+        raise ValueError(f"optimizer.freeze={pattern!r}: the model has {blocks} blocks; give at most {blocks}.")
+    return ["!" * pattern.startswith("!") + tensor.name for tensor in tensors if max(tensor.layers) <= number]
 
 
 def _expanded(patterns: Iterable[str], config: ConfigDict, names: Iterable[str]) -> list[str]:

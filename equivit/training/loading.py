@@ -1,17 +1,30 @@
 """Load a model by place: a run directory, a saved model, or a file of pretrained weights."""
 
 import pathlib
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from equivit import pretrained
+from equivit.data import config as data_config
 from equivit.models import saved
-from equivit.models.model import ModelModule
+from equivit.models.model import Config, ModelModule
 from equivit.pretrained import described, hub, places
-from equivit.trained_on import TrainedOn
+from equivit.pretrained.format import MissingHint
+from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import checkpoints
+from equivit.training import config as configs
 from equivit.training.run import resuming
+
+# OpenAI's and OpenCLIP's statistics; all other public weights expect ImageNet's, the default of `data`.
+CLIP = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+
+
+def is_run(place: pathlib.Path) -> bool:
+    """Whether a path is a run directory; folders of other libraries have a config.json too."""
+    return (place / "config.json").is_file() and ((place / "run.json").is_file() or (place / "checkpoints").is_dir())
 
 
 def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
@@ -41,8 +54,7 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     if colon and source in pretrained.FORMATS:
         return pretrained.load(source, file, **hints)
     directory = pathlib.Path(place)
-    public = directory.is_dir() and described.is_public(places.config(directory))
-    if hub.is_place(place) or directory.is_file() or public:
+    if _is_public(place):
         return pretrained.load(place, **hints)
     if not any((directory / name).is_file() for name in ("config.json", "model.json")):
         raise FileNotFoundError(
@@ -55,9 +67,55 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     return model
 
 
+def _is_public(place: str) -> bool:
+    """Whether a place is one of `pretrained.load` without a source: of the Hub, a file, or a folder of transformers."""
+    path = pathlib.Path(place)
+    return hub.is_place(place) or path.is_file() or path.is_dir() and described.is_public(places.config(path))
+
+
+def load_with_hints(place: str, known: Mapping[str, Any]) -> ModelModule:
+    """The model at a place, as `load_model`, with those hints among the known ones that its file does not determine."""
+    hints: dict[str, Any] = {}
+    while True:
+        try:
+            return load_model(place, **hints)
+        except MissingHint as missing:
+            if missing.hint in hints or missing.hint not in known:
+                raise
+            hints[missing.hint] = known[missing.hint]
+
+
+def preparation(place: str, model: Config) -> dict[str, Any]:
+    """The values of `data` that prepare images for the model at a place: as recorded, or usual for its source.
+
+    Where nothing is recorded, a line on the standard error says what is taken.
+
+    Raises ValueError for a model of other inputs than images.
+    """
+    *size, channels = model.input_shape
+    if len(size) != 2:
+        raise ValueError(f"{place}: a {type(model).__name__} takes no images; give an image model.")
+    recorded, usual = trained_on(place).images, {}
+    if "mean" not in recorded:
+        usual = CLIP if place.startswith("clip:") or getattr(model, "projection", None) is not None else {}
+        if jax.process_index() == 0:
+            print(
+                f"{place}: nothing beside these weights says how images are normalised; taking "
+                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (those of big_vision and SigLIP are 0.5).",
+                file=sys.stderr,
+                flush=True,
+            )
+    return {"image_size": tuple(size), **usual, **recorded, "channels": channels}
+
+
 def trained_on(place: str | pathlib.Path) -> TrainedOn:
-    """The training data of the model at a place; unknown for pretrained weights."""
+    """The training data of the model at a place; of pretrained weights what files beside them say."""
     directory = pathlib.Path(place)
     if (directory / "model.json").is_file():
         return saved.trained_on(directory)
-    return resuming.data_before(directory)
+    if _is_public(str(place)):
+        return pretrained.trained_on(place)
+    if not is_run(directory):
+        return UNKNOWN
+    images = data_config.preparation(configs.from_json(directory / "config.json").data)
+    return resuming.data_before(directory)._replace(images=images)

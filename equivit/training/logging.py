@@ -1,4 +1,4 @@
-"""The outputs of a run: metrics.jsonl, TensorBoard events, and a progress bar or plain lines."""
+"""The outputs of a run: metrics.jsonl, trackers such as TensorBoard, and a progress bar or plain lines."""
 
 import collections
 import contextlib
@@ -9,21 +9,18 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
-from tensorboardX import summary
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2
 
-from equivit import files, metrics_files
-from equivit.constraints import PositiveInt
+from equivit import errors, files, metrics_files
+from equivit.constraints import OneOf, PositiveInt
+from equivit.training.trackers import TRACKERS, imported_wandb
 
 _log = logging.getLogger("equivit")
-_messages = cast(Any, event_pb2)  # its classes are created at import, unknown to the type checker
 IN_FLIGHT = 2  # steps the device may be behind: enough to keep it busy, with few batches in memory
 
 
@@ -32,7 +29,9 @@ class LogConfig:
     """The `log` section of a configuration."""
 
     every_steps: PositiveInt = 50
-    tensorboard: bool = True
+    # Where metrics go beside metrics.jsonl (trackers.py).
+    to: tuple[Annotated[str, OneOf(TRACKERS)], ...] | tuple[()] = ("tensorboard",)
+    profile: str | None = None  # steps to trace with jax.profiler, such as "100:105"; the trace is in profile/
 
 
 class Log:
@@ -48,14 +47,13 @@ class Log:
 
     def __init__(self, workdir: pathlib.Path, options: ConfigDict, *, total: int, start: int):
         self._total, self._writes = total, jax.process_index() == 0
-        self._bar, self._events = None, None
+        self._bar, self._trackers = None, []
         if not self._writes:
             return
         self._path = workdir / "metrics.jsonl"
         _drop_later_lines(self._path, start)
         self._file = self._path.open("a")
-        if options.tensorboard:
-            self._events = _Events(workdir, start)
+        self._trackers = [TRACKERS[name](workdir, start) for name in options.to]
         if sys.stdout.isatty():
             columns = ("step {task.completed}/{task.total}", BarColumn(), "{task.fields[text]}", TimeRemainingColumn())
             self._bar = Progress(*columns)
@@ -69,8 +67,8 @@ class Log:
         if not self._writes:
             return
         self._file.close()
-        if self._events:
-            self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
         if self._bar:
             self._bar.stop()
 
@@ -80,8 +78,8 @@ class Log:
             return
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
-        if self._events:
-            self._events.write(step, metrics)
+        for tracker in self._trackers:
+            tracker.write(step, metrics)
         text = _line(metrics)
         if self._bar:
             self._bar.update(self._task, completed=step, text=text)
@@ -170,24 +168,49 @@ class Meter:
         return result
 
 
-class _Events:
-    """TensorBoard's file of a run, without the thread of `SummaryWriter`, which hangs on a full disk."""
+class Profile:
+    """Traces some steps of a run with `jax.profiler`, into `<workdir>/profile/`.
 
-    def __init__(self, workdir, start):
-        self._writer = EventsWriter(str(workdir / "events"))
-        # Discard events of later steps from an earlier process.
-        self._write(step=start + 1, session_log=_messages.SessionLog(status=_messages.SessionLog.START))
+    Args:
+      steps: "100:105", the first step and the one after the last; None: no trace.
+    """
 
-    def write(self, step, metrics):
-        values = [summary.scalar(name, value).value[0] for name, value in metrics.items()]
-        self._write(step=step, summary=summary.Summary(value=values))
+    def __init__(self, workdir: pathlib.Path, steps: str | None):
+        self._place, self._running = workdir / "profile", False
+        self._first, self._end = (-1, -1) if steps is None else traced(steps)
 
-    def _write(self, **fields):
-        self._writer.write_event(_messages.Event(wall_time=time.time(), **fields))
-        self._writer.flush()
+    def __enter__(self) -> "Profile":
+        return self
 
-    def close(self):
-        self._writer.close()
+    def __exit__(self, *exception):
+        if self._running:
+            jax.profiler.stop_trace()
+
+    def before(self, step: int) -> None:
+        """Start the trace if `step` is its first step."""
+        if step == self._first:
+            jax.profiler.start_trace(str(self._place))
+            self._running = True
+
+    def after(self, step: int, results: Any) -> pathlib.Path | None:
+        """End the trace if `step` was its last step, when its results are computed; return its place then."""
+        if not (self._running and step + 1 == self._end):
+            return None
+        jax.block_until_ready(results)
+        jax.profiler.stop_trace()
+        self._running = False
+        return self._place
+
+
+def traced(steps: str) -> tuple[int, int]:
+    """The first step of `log.profile`, and the one after the last; ValueError unless it is such as "100:105"."""
+    first, _, end = steps.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ValueError(
+            f"config.log.profile={errors.shown(steps)} must be the first step and the one after the last, such as "
+            "100:105."
+        )
+    return int(first), int(end)
 
 
 def _drop_later_lines(path, step):
@@ -216,3 +239,11 @@ def _line(metrics):
     known = [form.format(metrics[name]) for name, form in formats.items() if name in metrics]
     others = [f"{name} {value:.4g}" for name, value in metrics.items() if "/" in name]
     return "  ".join(known + others[:3])
+
+
+def check(section: ConfigDict) -> None:
+    """Raise ValueError for an invalid `log` section, or a tracker whose library is missing."""
+    if section.profile is not None:
+        traced(section.profile)
+    if "wandb" in section.to:
+        imported_wandb()

@@ -21,7 +21,7 @@ from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import build, freezing, optimizers, sharding
 from equivit.training.build import Program
 from equivit.training.checkpoints import Checkpoints
-from equivit.training.logging import Log, Meter
+from equivit.training.logging import Log, Meter, Profile
 from equivit.training.run import resuming, stopping
 
 Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
@@ -107,6 +107,7 @@ def train(
         resuming.record(workdir, config, previous, conditions)  # only after the checkpoint is known to fit this model
 
         log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
+        profile = stack.enter_context(Profile(workdir, config.log.profile))
         batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
         log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
         log.say(freezing.summary(run.objective, run.module))
@@ -116,6 +117,7 @@ def train(
         try:
             for step in range(start, total):
                 # ---- One step.
+                profile.before(step)
                 before, static = static, run.static(step / total)
                 if static not in (None, before):
                     log.say(f"{static} from step {step}.")
@@ -124,6 +126,8 @@ def train(
                 state, metrics = run.step(state, batch, static)
                 good, done = meter.add(metrics), step + 1
                 log.advance(done)
+                if place := profile.after(step, state):
+                    log.say(f"Trace of the steps to {done}: {place}; open it with xprof or TensorBoard.")
 
                 # ---- Periodic work.  Nothing is saved before all steps so far are known to be good.
                 logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0

@@ -37,7 +37,12 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
     """
     warmup = config.warmup_steps or (config.warmup_epochs or 0) * steps_per_epoch
     if warmup >= total_steps:
-        raise ValueError(f"schedule: a warm-up of {warmup} steps does not fit in a run of {total_steps}; shorten it.")
+        key = "warmup_steps" if config.warmup_steps else "warmup_epochs"
+        nearest = total_steps - 1 if config.warmup_steps else round((total_steps - 1) / steps_per_epoch, 4)
+        raise ValueError(
+            f"config.schedule.{key}={config[key]}: a warm-up of {warmup:g} steps does not fit in a run of "
+            f"{total_steps} ({steps_per_epoch} an epoch); set it to at most {nearest}, or train for longer."
+        )
     if config.name == "poly":
         return lambda step: _poly(config, step, warmup, total_steps)
     if config.inclusive:

@@ -83,6 +83,11 @@ def validate(config: ConfigDict) -> None:
 
     Raises ValueError with one line: the key, its value, the rule, and the nearest valid name.
     """
+    if "objective" in config:
+        raise ValueError(
+            "config: this is the recipe of one run; add lists of values for a sweep, such as "
+            "--sweep.schedule.lr=1e-3,3e-4, or train it by python -m equivit.train."
+        )
     configs.check_keys(config, get_base())
     sections.check("config", config, sections.types_of(SweepConfig))
     if (config.optimizer.name, config.optimizer.accumulation) != ("adamw", 1):

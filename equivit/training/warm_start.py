@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 from equivit import errors, logical, models
 from equivit.depthwise import replacement
 from equivit.layers.rngs import Keys
+from equivit.models import zoo
 from equivit.models.model import Config, ModelModule
 from equivit.models.segmenter.model import Segmenter, SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.replaced import Replaced
 from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
-from equivit.pretrained.format import MissingHint
 from equivit.training import build, loading
 
 FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by parameter shapes
@@ -48,9 +48,11 @@ def initial_parameters(config: ConfigDict, model: Any) -> dict[str, jax.Array]:
         return {}
     of_pixels = issubclass(OBJECTIVES[config.objective.name], Segmentation)  # the model becomes a backbone
     wanted, messages = dataclasses.replace(model, num_classes=None) if of_pixels else model, []
-    source = _load(config.init, wanted)
+    known = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted)}
+    source = loading.load_with_hints(config.init, known)
     decoder = _decoder(config, model, source)
     source = _backbone(source, wanted, bool(decoder), messages)
+    _check_kind(config, source.config, wanted)
     _check_function(config.init, source.config, wanted)
     try:
         if type(wanted) is type(source.config) is ViTConfig:
@@ -58,26 +60,16 @@ def initial_parameters(config: ConfigDict, model: Any) -> dict[str, jax.Array]:
             source = _with_replaced_blocks(source, wanted, config.seed, messages)
         tensors, changes = models.fitting_tensors(source, wanted)
     except ValueError as error:
+        _check_shapes(config.init, source.config, wanted)
         raise ValueError(f"config.init={config.init} and config.model: {error}") from None
     others = [name for name in (*changes.drawn, *changes.dropped) if not name.startswith(HEAD)]
     if others:
+        _check_shapes(config.init, source.config, wanted)
         raise ValueError(f"config.init={config.init}: {len(others)} parameters do not match config.model: {changes}.")
     messages += [str(changes)] if any(changes) else []
     if messages and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(messages)}.", flush=True)
     return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
-
-
-def _load(place: str, wanted: Any) -> ModelModule:
-    """Load the model at a place, with hints for weight files from the wanted configuration."""
-    hints: dict[str, Any] = {}
-    while True:
-        try:
-            return loading.load_model(place, **hints)
-        except MissingHint as missing:
-            if missing.hint in hints or not hasattr(wanted, missing.hint):
-                raise
-            hints[missing.hint] = getattr(wanted, missing.hint)
 
 
 def _decoder(config: ConfigDict, model: Config, source: ModelModule) -> dict[str, jax.Array]:
@@ -101,6 +93,49 @@ def _backbone(source: ModelModule, wanted: Any, keeps_decoder: bool, messages: l
         messages.append("its decoder is left out")
         return source.encoder
     return source
+
+
+def _check_kind(config: ConfigDict, source: Any, wanted: Any) -> None:
+    """ValueError if the weights belong to another architecture."""
+    if type(source) is not type(wanted):
+        raise ValueError(
+            f"config.model.name={config.model.name!r} is a {_kind(wanted)}, and the model of config.init={config.init} "
+            f"a {_kind(source)}; set config.model.name={errors.shown(zoo.options(source)['name'])}, or take the model "
+            "from the weights with configs/finetune_folder.py."
+        )
+
+
+def _kind(config: Any) -> str:
+    return type(config).__name__.removesuffix("Config")
+
+
+def _check_shapes(place: str, source: Any, wanted: Any) -> None:
+    """ValueError with each field of the wanted model that changes the parameters of the source's model."""
+    lines = [
+        f"config.model.{field.name}={errors.shown(getattr(wanted, field.name))} instead of "
+        f"{errors.shown(getattr(source, field.name))}"
+        for field in dataclasses.fields(source)
+        if field.name not in ("num_classes", "replaced")
+        and _changes_shapes(source, field.name, getattr(wanted, field.name))
+    ]
+    if lines:
+        raise ValueError(f"config.init={place} is the weights of another model: {'; '.join(lines)}.")
+
+
+def _changes_shapes(config: Any, field: str, value: Any) -> bool:
+    """Whether a value of one field changes the parameters, or does not fit the other fields."""
+    if getattr(config, field) == value:
+        return False
+    try:
+        return _shapes(dataclasses.replace(config, **{field: value})) != _shapes(config)
+    except ValueError:
+        return True
+
+
+def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters, by logical name."""
+    tables = logical.tensors(jax.eval_shape(lambda: config.build(Keys(0))), nnx.Variable).values()
+    return {tensor.name: tensor.shape for table in tables for tensor in table.flat}
 
 
 def _check_function(place: str, source: Any, wanted: Any) -> None:

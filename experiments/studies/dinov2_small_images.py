@@ -47,7 +47,7 @@ def main(arguments=None) -> int:
 
 
 def config_of(family, options, seed=0):
-    texts = [*SETS[options.data], "log.tensorboard=False", f"seed={seed}", *options.override]
+    texts = [*SETS[options.data], "log.to=()", f"seed={seed}", *options.override]
     texts += several_seeds.source(options)
     texts += [f"epochs={options.epochs}"] if options.epochs else []
     return configs.load(f"configs/dinov2.py:small,{family}", texts)

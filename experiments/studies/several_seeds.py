@@ -24,7 +24,7 @@ from experiments import findings, flags
 # A few epochs of a small model need no regularisation.
 SMALL = ["batch_size=64", "model.drop_path=0.0", "data.augment.rand_augment=None", "objective.mixup=0.0"]
 SMALL += ["objective.cutmix=0.0", "data.workers=0"]
-QUIET = ["log.tensorboard=False", "evaluation.every_epochs=None"]
+QUIET = ["log.to=()", "evaluation.every_epochs=None"]
 CIFAR10 = ["data.train_examples=10000", "data.eval_examples=2000"]
 Rows = Mapping[str, Mapping[str, Any]]  # values of each figure by the name of the variant
 

@@ -5,7 +5,7 @@ Source: octic ViTs, Sections 3.2.1 and 3.2.3.
 """
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +80,9 @@ def octic_feed_forward(field: Field, first: Linear, second: Linear, *, implement
 
         if gpu_feed_forward.supported(field, first, second):
             return gpu_feed_forward.feed_forward(field, first, second)
-    weights, bias = cast(tuple[Any, jax.Array], first)
-    return linear(octic_linear_gelu(*field, *weights, bias, implementation=implementation), second)
+    (lines, planes), (w_lines, w_planes) = field, first[0]
+    bias: Any = first[1]  # an MLP's first map has one
+    return linear(octic_linear_gelu(lines, planes, w_lines, w_planes, bias, implementation=implementation), second)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -4,6 +4,8 @@ import ml_collections
 import pytest
 
 SECTION = {
+    "held_out": 0.0,
+    "split_seed": 0,
     "source": "digits",
     "split": "train",
     "eval_split": "test",

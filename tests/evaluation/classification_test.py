@@ -27,12 +27,15 @@ def test_top1_and_top5_count_ranks_and_leave_out_padding():
     ranks = np.array([0, 0, 1, 4, 5, 9, 4])  # of the label; 7 examples in batches of 3: two rows of padding
     firsts = np.arange(7)
     result = accuracy(ranked(10), batches(images(firsts), (firsts + ranks) % 10))
-    assert result == {"top1": pytest.approx(2 / 7), "top5": pytest.approx(5 / 7), "examples": 7}
+    loss = np.log(np.exp(-np.arange(10)).sum()) + ranks.mean()  # logits are minus the ranks
+    expected = {"top1": 2 / 7, "top5": 5 / 7, "examples": 7, "loss": loss}
+    assert result == {name: pytest.approx(value) for name, value in expected.items()}
 
 
 def test_fewer_than_five_classes():
     result = accuracy(ranked(3), batches(images([0, 1, 2, 0]), np.array([0, 1, 0, 2])))
-    assert result == {"top1": 0.5, "top5": 1.0, "examples": 4}
+    loss = np.log(np.exp(-np.arange(3)).sum()) + 3 / 4  # ranks 0, 0, 1 and 2
+    assert result == {"top1": 0.5, "top5": 1.0, "examples": 4, "loss": pytest.approx(loss)}
 
 
 def test_sharded_over_a_mesh_equals_one_device():

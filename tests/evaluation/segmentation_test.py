@@ -391,11 +391,11 @@ def test_models_of_maps_are_no_classifiers(config):
 
 
 def test_pictures_of_what_was_measured(config, tmp_path):
-    assert summary.draw(tmp_path, Segmenter(colour), config, ["accuracy"]) == {}
+    assert summary.draw(tmp_path, Segmenter(colour), config, {"accuracy": {}}) == {}
     config.batch_size = 16  # more than are shown
     measure(colour, config)
     compiled = predictions._forward._cache_size()
-    (path,) = summary.draw(tmp_path, Segmenter(colour), config, ["segmentation"]).values()
+    (path,) = summary.draw(tmp_path, Segmenter(colour), config, {"segmentation": {}}).values()
     assert predictions._forward._cache_size() == compiled  # the program that has measured draws too
     with Image.open(path) as image:
         assert path.name == "segmentation.png" and image.format == "PNG"

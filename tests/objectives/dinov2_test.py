@@ -128,7 +128,7 @@ def test_what_is_exported():
 def test_a_run_keeps_its_teachers(tmp_path):
     """Each as a saved model, with what it was at that step."""
     config = config_of(targets="centering")
-    config.checkpoint.teacher_every_steps, config.log.tensorboard = 2, False
+    config.checkpoint.teacher_every_steps, config.log.to = 2, ()
 
     class Pipeline:
         steps_per_epoch = 2

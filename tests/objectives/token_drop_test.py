@@ -74,7 +74,7 @@ def test_the_log_says_each_phase(tmp_path, capsys):
             compiled.append(step.static)
             return super().loss(module, batch, step._replace(static=None))
 
-    config = tiny.config(log=dict(tensorboard=False))
+    config = tiny.config(log=dict(to=()))
     config.steps = 4
     pipeline = types.SimpleNamespace(steps_per_epoch=4, batches=lambda start: (tiny.batch(t) for t in range(start, 4)))
     make = functools.partial(tiny.make_program, objective=Phases(config))

@@ -46,7 +46,7 @@ def train(workdir, options, pipeline=None, evaluate=lambda model, config: {"accu
 
 
 def options(**sections):
-    defaults = dict(schedule=dict(lr=1e-2), log=dict(every_steps=2, tensorboard=False), checkpoint=dict(every_steps=4))
+    defaults = dict(schedule=dict(lr=1e-2), log=dict(every_steps=2, to=()), checkpoint=dict(every_steps=4))
     return tiny.config(**{**defaults, **sections})
 
 
@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_stops_and_loses_nothing(tmp_path, log_every):
                     batch["image"] = np.full(batch["image"].shape, np.nan, np.float32)
                 yield batch
 
-    config = options(log=dict(every_steps=log_every, tensorboard=False))
+    config = options(log=dict(every_steps=log_every, to=()))
     with pytest.raises(loop.NotFiniteError, match=r"not finite at step 6 \(learning rate .*good checkpoint: .*/6\."):
         train(tmp_path, config, Poisoned())
     state = last(tmp_path)
@@ -320,7 +320,7 @@ def test_where_the_disk_is_full_the_error_says_what_is_kept(whole, tmp_path, mon
 
 
 def test_events_for_tensorboard(tmp_path):
-    with logs.Log(tmp_path, options(log=dict(tensorboard=True)).log, total=10, start=4) as log:
+    with logs.Log(tmp_path, options(log=dict(to=("tensorboard",))).log, total=10, start=4) as log:
         log.write(6, {"loss": 1.5, "lr": 0.1})
     (path,) = tmp_path.glob("events.out.tfevents.*")
     events = list(read_events(path))

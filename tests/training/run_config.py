@@ -13,7 +13,7 @@ def get_config(mode="full"):
     config.optimizer.update(accumulation=2)
     config.schedule.update(lr=3e-3, warmup_steps=5)
     config.checkpoint.every_steps = 4  # as lines are: one after a resume averages the steps since its checkpoint
-    config.log.update(every_steps=4, tensorboard=False)
+    config.log.update(every_steps=4, to=())
     if mode == "processes":
         config.update(steps=6, batch_size=16)
         config.data.update(workers=0, eval_examples=32)

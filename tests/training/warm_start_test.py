@@ -1,5 +1,7 @@
 """Starting from another model's parameters: other image sizes, other classes, no fit."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -102,11 +104,22 @@ def test_a_norm_after_the_mean_is_new(plain, capsys):
     assert "drawn: readout.fc_norm.bias, readout.fc_norm.scale; dropped: readout.norm.bias, readout.norm.scale" in said
 
 
-def test_what_does_not_fit_is_named(plain, tmp_path):
-    with pytest.raises(ValueError, match=r"config.init=.* and config.model: \d+ parameters do not fit: blocks.0"):
-        initial_parameters(config(plain[0], image_size=(8, 12), width=32))
-    with pytest.raises(ValueError, match=r"\d+ parameters do not match config.model: drawn: blocks.1.* and 10 more.$"):
-        initial_parameters(config(plain[0], image_size=(8, 12), depth=2))
+@pytest.mark.parametrize(("fields", "message"), [
+    (dict(width=32), r"config\.model\.width=32 instead of 24\.$"),
+    (dict(depth=2), r"config\.model\.depth=2 instead of 1\.$"),
+    (dict(width=32, depth=2), r"config\.model\.width=32 instead of 24; config\.model\.depth=2 instead of 1\.$"),
+    (dict(name="swin_t"), r"config\.model\.name='swin_t' is a Swin, and the model of .* a ViT; set .*='vit_"),
+])  # fmt: skip
+def test_what_does_not_fit_is_named(plain, fields, message):
+    """By keys of the config, not by parameters."""
+    if "name" in fields:
+        c = config(plain[0])
+        c.model = dict(name="swin_t", image_size=(32, 32), num_classes=4)
+    else:
+        c = config(plain[0], image_size=(8, 12), **fields)
+    with pytest.raises(ValueError, match=r"config\.(init|model)") as raised:
+        initial_parameters(c)
+    assert re.search(message, str(raised.value)), raised.value
 
 
 @pytest.mark.parametrize(("field", "value", "theirs"), [("num_heads", 3, 2), ("mlp", "quick_gelu", "gelu")])

@@ -17,4 +17,4 @@ def lines(result: dict[str, Any]) -> list[Line]:
     return [("accuracy", f"{top1} upright, top-5 {top5} ({result['examples']} images)")]
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="top1", default=True)
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, curve="top1", loss="loss", default=True)

@@ -62,7 +62,7 @@ def lines(result: dict[str, Any]) -> list[Line]:
     return found
 
 
-def figure(run: Run, path: pathlib.Path) -> None:
+def figure(run: Run, result: dict[str, Any], path: pathlib.Path) -> None:
     """Draw some images of the split, chosen by the run's seed, with their true and predicted maps."""
     from equivit.evaluation import figures  # local import: matplotlib is slow
 

@@ -52,7 +52,8 @@ def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
     kind = f"{_processor()}, {_threads()} threads" if device.platform == "cpu" else device.device_kind
     devices = f"{mesh.size} of {device.platform} ({kind})" + (f" in {processes} processes" if processes > 1 else "")
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
-    return {**data.to_json(), "devices": devices, "jax": jax.__version__, "XLA_FLAGS": flags}
+    facts = data._replace(images={}).to_json()  # config.json has them
+    return {**facts, "devices": devices, "jax": jax.__version__, "XLA_FLAGS": flags}
 
 
 def remarks(
@@ -147,6 +148,15 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
                 f"config.{key}={value}: the run in {workdir} has {has}, and {thing} must not change; give that value, "
                 "or another --workdir."
             )
+
+
+def is_finished(workdir: pathlib.Path, config: ConfigDict) -> bool:
+    """Whether a directory has the report of a finished run of this config, which the data need not have completed."""
+    before = config_before(workdir) if (workdir / "report.json").is_file() else None
+    if before is None:
+        return False
+    old, new = (configs.flat(configs.plain(one)) for one in (before, config))
+    return all(old.get(key) == value for key, value in new.items() if not key.startswith(HARMLESS))
 
 
 def _same_model(config, before):
