@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
 from equivit import (
@@ -111,7 +112,7 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 def test_every_example_is_run_by_a_test():
     words = ["jnp.rot90", "Classifier", "logits.shape", "photo.jpg", "predict.load", "replacement.replace", "def blur"]
-    words += ["reconfigure", "nnx.Optimizer", "randomise"]
+    words += ["reconfigure", "nnx.Optimizer", "to_linen", "randomise"]
     assert len(BLOCKS) == len(words) and all(map(block, words))
 
 
@@ -194,6 +195,15 @@ def test_a_layer_in_your_own_training_loop(capsys):
     exec(compile(block("nnx.Optimizer").replace("range(300)", "range(30)"), "docs/how_to/own_layer.md", "exec"), {})
     upright, turned = (float(text) for text in re.findall(r": ([\d.]+)%", capsys.readouterr().out))
     assert upright == turned > 25  # ten classes
+
+
+def test_a_model_in_other_training_code(capsys):
+    space: dict[str, Any] = {}
+    exec(compile(block("to_linen"), "docs/how_to/own_layer.md", "exec"), space)
+    trained, turned = capsys.readouterr().out.splitlines()
+    first, last = map(float, trained.split())
+    assert last < 0.9 * first and float(turned) < 1e-5
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(space["trained"]), space["parameters"])
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ class BatchNorm(nnx.Module):
       groups: number of runs of consecutive images with separate statistics, as if each were one device's batch; the
         running statistics move towards their mean.  The number is independent of the device count; if it is a multiple
         of that, devices exchange no statistics.
+      rngs: unused; nothing is drawn.
 
     Raises:
       ValueError: with `train`, groups that do not divide the first axis of x, groups of one entry, which have no
@@ -38,6 +39,7 @@ class BatchNorm(nnx.Module):
         affine: bool = True,
         scale: float = 1.0,
         groups: int = 1,
+        rngs: nnx.Rngs | None = None,
     ):
         self.scale = nnx.Param(jnp.full(width, scale, float)) if affine else None
         self.bias = nnx.Param(jnp.zeros(width)) if affine else None

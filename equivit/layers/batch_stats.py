@@ -37,5 +37,6 @@ def check_taken(name: str, value: jax.Array) -> None:
     if isinstance(value, core.Tracer) and not _TAKEN.get():
         raise ValueError(
             f"{name}: train=True records running statistics, which a traced function loses; return "
-            "logical.take_state(model) from a function under layers.batch_stats.recording(), or leave out train=True."
+            "logical.take_state(model) from a function under layers.batch_stats.recording(), or leave out train=True "
+            "(after model.train(), call model.eval())."
         )

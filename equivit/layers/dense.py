@@ -78,7 +78,7 @@ class LayerNorm(nnx.Module):
     Shapes: [*B, N, C] -> the same.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-6):
+    def __init__(self, width: int, *, eps: float = 1e-6, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.ones(width), norm=True)
         self.bias = nnx.Param(jnp.zeros(width), norm=True)
         self.eps = eps
@@ -123,7 +123,7 @@ class Standardise:
 class LayerScale(nnx.Module):
     """A learned factor per channel, small at initialisation.  Shapes: [*B, N, C] -> the same."""
 
-    def __init__(self, width: int, init: float):
+    def __init__(self, width: int, init: float, *, rngs: nnx.Rngs | None = None):
         self.scale = nnx.Param(jnp.full(width, init, float))
 
     def __call__(self, x: jax.Array) -> jax.Array:

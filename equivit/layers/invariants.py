@@ -1,9 +1,10 @@
 """Invariantizations: maps from a field to channels invariant under the group (octic ViTs, Appendix C).
 
 Each maps a field to a dense array [*B, N, out_features] token by token.  The token axis is optional: a field averaged
-over its tokens, [4, *B, C], is mapped to [*B, out_features].
+over its tokens, [4, *B, C], is mapped to [*B, out_features].  Those that learn nothing leave `rngs` unused.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -24,10 +25,11 @@ class InvariantComponent(nnx.Module):
       absolute: take its absolute value, as the official octic code does; Eq. 13 does not.
     """
 
-    def __init__(self, width: int, *, group: Group, absolute: bool = True):
+    def __init__(self, width: int, *, group: Group, absolute: bool = True, rngs: nnx.Rngs | None = None):
         self.out_features, self.absolute = channels("Linear invariant", width, group), absolute
 
     def __call__(self, x: Isotypic) -> jax.Array:
+        _check(self, x)
         return jnp.abs(x.lines[0]) if self.absolute else x.lines[0]
 
 
@@ -37,10 +39,11 @@ class PowerSpectrum(nnx.Module):
     FLIP: sym and |asym|, the full width.
     """
 
-    def __init__(self, width: int, *, group: Group):
+    def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = channels("PowerSpectrum", width, group) * sum(len(i.seeds) for i in group.irreps)
 
     def __call__(self, x: Isotypic) -> jax.Array:
+        _check(self, x)
         parts = [x.lines[0], *jnp.abs(x.lines[1:])]
         return jnp.concatenate(parts if x.planes is None else [*parts, _norm(x.planes)], axis=-1)
 
@@ -48,10 +51,11 @@ class PowerSpectrum(nnx.Module):
 class TripleCorrelation(nnx.Module):
     """The 15 invariant polynomials of degree three (Eq. 14); 15/8 of the width.  OCTIC only."""
 
-    def __init__(self, width: int, *, group: Group):
+    def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = 15 * _octic_channels("TripleCorrelation", width, group)
 
     def __call__(self, x: Isotypic) -> jax.Array:
+        _check(self, x)
         a1, *_ = components = _components(x)
         quadratic, cubic = _quadratic(*components), _cubic(*components)
         return jnp.concatenate([a1**3, *(a1 * p for p in quadratic), *cubic], axis=-1).astype(x.dtype)
@@ -60,10 +64,11 @@ class TripleCorrelation(nnx.Module):
 class Polynomial(nnx.Module):
     """The 32 polynomials that generate all invariant polynomials (Eq. 16); 32/8 of the width.  OCTIC only."""
 
-    def __init__(self, width: int, *, group: Group):
+    def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = 32 * _octic_channels("Polynomial", width, group)
 
     def __call__(self, x: Isotypic) -> jax.Array:
+        _check(self, x)
         c = _components(x)
         parts = [c[0], *_quadratic(*c), *_cubic(*c), *_quartic(*c), *_quintic(*c)]
         return jnp.concatenate(parts, axis=-1).astype(x.dtype)
@@ -83,6 +88,7 @@ class MaxFiltering(nnx.Module):
         self.references = nnx.Param(y / jnp.linalg.norm(y, axis=-1, keepdims=True), product=True)
 
     def __call__(self, x: Isotypic) -> jax.Array:
+        _check(self, x)
         y = fields.from_dense(self.references[...], self.group)
         x = x.astype(y.dtype)
         moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, y)) for g in self.group.elements])
@@ -103,6 +109,7 @@ class Canonisation(nnx.Module):
         self.out_features = width
 
     def __call__(self, x: Isotypic) -> jax.Array:
+        _check(self, x)
         moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, x)) for g in x.group.elements])
         best = (moved * self.reference[...]).sum(-1).argmax(0)
         return jnp.take_along_axis(moved, best[None, ..., None], axis=0)[0]
@@ -110,7 +117,7 @@ class Canonisation(nnx.Module):
 
 KINDS = {
     "linear": InvariantComponent,
-    "linear_signed": lambda width, *, group: InvariantComponent(width, group=group, absolute=False),
+    "linear_signed": functools.partial(InvariantComponent, absolute=False),
     "power_spectrum": PowerSpectrum,
     "triple_correlation": TripleCorrelation,
     "polynomial": Polynomial,
@@ -127,8 +134,12 @@ def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
     """
     if kind not in KINDS:
         raise ValueError(f"invariantization {kind!r} is not one of {', '.join(KINDS)}.")
-    learned = {"rngs": rngs} if KINDS[kind] in (MaxFiltering, Canonisation) else {}
-    return KINDS[kind](width, group=group, **learned)
+    return KINDS[kind](width, group=group, rngs=rngs)
+
+
+def _check(layer: nnx.Module, x: Any) -> None:
+    if not isinstance(x, Isotypic):
+        raise fields.not_a_field(type(layer).__name__, x)
 
 
 def _octic_channels(name: str, width: int, group: Group) -> int:

@@ -39,6 +39,12 @@ def channels(name: str, width: int, group: Group) -> int:
     return width // group.order
 
 
+def check(name: str, x: Any, layer: Any) -> None:
+    """Raise ValueError unless x is a field of the group of `layer`, which has `lines` and maybe `planes`."""
+    if not isinstance(x, Isotypic) or (x.planes is None) != (layer.planes is None):
+        raise fields.not_a_field(name, x, FLIP if layer.planes is None else OCTIC)
+
+
 def line_names(group: Group) -> tuple[str, ...]:
     """Names of the 1-D irreps, for the logical tensors of a stacked leaf."""
     return tuple(irrep.name for irrep in group.lines)
@@ -65,6 +71,7 @@ class Linear(nnx.Module):
         self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
+        check("Linear", x, self)
         leaves, structure = jax.tree.flatten(x.astype(self.lines[...].dtype))
         return jax.tree.unflatten(structure, linear(tuple(leaves), self.arrays()))
 
@@ -96,9 +103,19 @@ class LayerNorm(nnx.Module):
     sigma^2 = (sum of weighted variances + eps) / order.  "official" weights a row of E by 1/2, as in the public code
     and its checkpoints.  E then counts as one 1-D irrep although it holds half of the channels, so a field of unit
     variance gets standard deviation sqrt(8/5).  "balanced" weights a row of E by 2, its share.  For FLIP both agree.
+
+    Nothing is drawn: `rngs` is unused, here and in the other layers that start from constants.
     """
 
-    def __init__(self, width: int, *, group: Group, eps: float = 1e-5, weighting: str = "official"):
+    def __init__(
+        self,
+        width: int,
+        *,
+        group: Group,
+        eps: float = 1e-5,
+        weighting: str = "official",
+        rngs: nnx.Rngs | None = None,
+    ):
         c = channels("LayerNorm", width, group)
         self.lines = nnx.Param(jnp.ones((len(group.lines), c)), tensors=line_names(group), norm=True)
         self.planes: Any = nnx.Param(jnp.ones(2 * c), tensors="E", norm=True) if group.planes else None
@@ -106,6 +123,7 @@ class LayerNorm(nnx.Module):
         self.constants = constants(eps, weighting)
 
     def __call__(self, x: Isotypic) -> Isotypic:
+        check("LayerNorm", x, self)
         leaves, structure = jax.tree.flatten(x)
         leaves = normalise(tuple(leaves), self.scales, self.bias[...], self.constants)
         return jax.tree.unflatten(structure, leaves)
@@ -141,12 +159,13 @@ class Standardise:
 class LayerScale(nnx.Module):
     """A learned factor per channel, the same for both rows of E."""
 
-    def __init__(self, width: int, init: float, *, group: Group):
+    def __init__(self, width: int, init: float, *, group: Group, rngs: nnx.Rngs | None = None):
         c = channels("LayerScale", width, group)
         self.lines = nnx.Param(jnp.full((len(group.lines), c), init, float), tensors=line_names(group))
         self.planes: Any = nnx.Param(jnp.full(2 * c, init, float), tensors="E") if group.planes else None
 
     def __call__(self, x: Isotypic) -> Isotypic:
+        check("LayerScale", x, self)
         planes, lines = None if x.planes is None else x.planes * self.planes[...], self.lines[...]
         return Isotypic(x.lines * lines.reshape(len(lines), *(1,) * (x.lines.ndim - 2), -1), planes)
 
@@ -169,6 +188,8 @@ def branch_arrays(norm: LayerNorm, first: Linear, second: Linear, scale: LayerSc
 
 def gelu(x: Isotypic) -> Isotypic:
     """The exact GELU of the field's values on the group, which the group only permutes."""
+    if not isinstance(x, Isotypic):
+        raise fields.not_a_field("gelu", x)
     with jax.named_scope("activation"):
         if x.planes is not None:
             return Isotypic(*d8_gelu(x.lines, x.planes))
@@ -185,6 +206,7 @@ class Mlp(nnx.Module):
         self.fc2 = Linear(hidden, width, group=group, rngs=rngs)
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
+        check("Mlp", x, self.fc1)
         if x.planes is None:
             return self.fc2(gelu(self.fc1(x)))
         field = tuple(jax.tree.leaves(x.astype(self.fc1.lines[...].dtype)))
@@ -216,6 +238,7 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
+        check("Attention", x, self.qkv)
         leaves, structure = jax.tree.flatten(x.astype(self.qkv.lines[...].dtype))
         leaves = isotypic_attention(tuple(leaves), self.qkv.arrays(), self.proj.arrays(), self.num_heads)
         return jax.tree.unflatten(structure, leaves)

@@ -8,6 +8,7 @@ flips and quarter turns up to rounding.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,12 @@ class Position(nnx.Module):
         """
         return {"table": resize(self.table[...], grid, antialias=self.antialias or antialias, offset=offset)}
 
+    def taken(self, position: "IsotypicPosition") -> dict[str, jax.Array]:
+        """The parameters, by name, that give the dense tokens after a dropped symmetry the positions of a field."""
+        table = position(self.grid)
+        dense = fields.to_dense(table) if table.group is OCTIC else jnp.concatenate(list(fields.to_regular(table)), -1)
+        return {"table": dense.reshape(*self.grid, -1)}
+
 
 class IsotypicPosition(nnx.Module):
     """A table that is invariant under the group: a fundamental domain is learned and unfolded (Eq. 11).
@@ -73,7 +80,7 @@ class IsotypicPosition(nnx.Module):
         self.lines = nnx.Param(lines, tensors=line_names(group), decay=False)
         planes = std * jax.random.normal(rngs.params(), (2, *domain, c)) if group.planes else None
         self.planes = nnx.Param(planes, tensors=("E1", "E2"), decay=False) if group.planes else None
-        self.grid = tuple(grid)
+        self.grid = grid[0], grid[1]
 
     def __call__(self, grid: tuple[int, int]) -> Isotypic:
         planes = None if self.planes is None else jnp.concatenate(list(self.planes[...]), axis=-1)[None]
@@ -82,18 +89,26 @@ class IsotypicPosition(nnx.Module):
 
     def tables(self, grid: tuple[int, int]) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another grid: a part of the resized table."""
-        octic = self.planes is not None
-        h, w = _domain(grid, OCTIC if octic else FLIP)
-        whole = self((2 * h if octic else h, 2 * w))
+        return _learned(self(_whole(grid, self.group)), grid)
 
-        def part(leaf):
-            return leaf.reshape(len(leaf), -1, 2 * w, leaf.shape[-1])[:, :h, :w]
+    def taken(self, position: Position) -> dict[str, jax.Array]:
+        """The parameters, by name, of the table nearest to an unconstrained one: its mean over the group.
 
-        if not octic:
-            return {"lines": part(whole.lines)}
-        # The diagonal mirror maps the quarter to itself.  Unfolding adds a line to its equal mirror image, so it is
-        # halved here; it also adds the rows of E to each other.  The two copies of E are concatenated.
-        return {"lines": part(whole.lines) / 2, "planes": jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))}
+        Channels are read as the dense tokens of `Position.taken`, the other direction.
+        """
+        group, whole = self.group, _whole(self.grid, self.group)
+        table = position(whole)
+        if group is OCTIC:
+            field = fields.from_dense(table, group)
+        else:
+            field = fields.from_regular(jnp.stack(jnp.split(table, group.order, axis=-1)))
+        mean: Any = sum((fields.act(g, field, whole) for g in group.elements[1:]), field) / group.order
+        return _learned(mean, self.grid)
+
+    @property
+    def group(self) -> Group:
+        """The group of the fields."""
+        return FLIP if self.planes is None else OCTIC
 
 
 def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
@@ -103,6 +118,26 @@ def _domain(grid: tuple[int, int], group: Group) -> tuple[int, int]:
         return h, math.ceil(w / 2)
     half = math.ceil(max(h, w) / 2)
     return half, half
+
+
+def _whole(grid: tuple[int, int], group: Group) -> tuple[int, int]:
+    """The grid of the unfolded table."""
+    h, w = _domain(grid, group)
+    return (2 * h if group is OCTIC else h), 2 * w
+
+
+def _learned(whole: Isotypic, grid: tuple[int, int]) -> dict[str, jax.Array]:
+    """The parameters, by name, that unfold to a symmetric table over the `_whole` grid."""
+    h, w = _domain(grid, whole.group)
+
+    def part(leaf):
+        return leaf.reshape(len(leaf), -1, 2 * w, leaf.shape[-1])[:, :h, :w]
+
+    if whole.planes is None:
+        return {"lines": part(whole.lines)}
+    # The diagonal mirror maps the quarter to itself.  Unfolding adds a line to its equal mirror image, so it is halved
+    # here; it also adds the rows of E to each other.  The two copies of E are concatenated.
+    return {"lines": part(whole.lines) / 2, "planes": jnp.stack(jnp.split(part(whole.planes)[0], 2, axis=-1))}
 
 
 @dataclasses.dataclass(frozen=True)  # equality lets equal models share compiled functions

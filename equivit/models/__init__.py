@@ -1,12 +1,12 @@
 """Models, one folder or file per architecture.
 
 `create` builds a named model, and `abstract` builds it with shapes instead of arrays.  `reconfigure` rebuilds a model
-with another configuration, and `fitting_tensors` returns the tensors for it.  `adapt` makes a model truly
-shift-equivariant.
+with another configuration, `remade` also with another family or size, and `fitting_tensors` returns the tensors for it.
+`adapt` makes a model truly shift-equivariant.
 """
 
 from equivit.models.adaptive import adapt
-from equivit.models.reconfiguration import fitting_tensors, reconfigure
+from equivit.models.reconfiguration import fitting_tensors, reconfigure, remade
 from equivit.models.zoo import abstract, create, names
 
-__all__ = ["abstract", "adapt", "create", "fitting_tensors", "names", "reconfigure"]
+__all__ = ["abstract", "adapt", "create", "fitting_tensors", "names", "reconfigure", "remade"]

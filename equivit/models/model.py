@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 from flax import nnx
 
 from equivit.layers.dropout import Key
@@ -17,7 +18,8 @@ class Model(Protocol):
     """The interface of a model, which is a `nnx.Module`.
 
     `key` drives stochastic depth and dropout; None disables both.  With `train`, batch norms use and record the
-    statistics of these inputs.  All methods raise ValueError for inputs of a shape that the model does not take.
+    statistics of these inputs.  `Switched` says how Flax's `train()` and `eval()` change both.  All methods raise
+    ValueError for inputs of a shape that the model does not take.
 
     Attributes:
       config: the configuration it was built from; `config.build(rngs)` builds another model.
@@ -49,6 +51,38 @@ class Model(Protocol):
           ValueError: `blocks` are not integers.
         """
         ...
+
+
+class Switched(nnx.Module):
+    """Base of models, which `train()` and `eval()` of Flax switch.
+
+    | last called | `key`                                         | `train`  |
+    |-------------|-----------------------------------------------|----------|
+    | neither     | as given                                      | as given |
+    | `train()`   | required by a model with dropout or drop path | True     |
+    | `eval()`    | ignored                                       | as given |
+
+    Attributes:
+      deterministic, use_running_average: set by Flax; None before.
+    """
+
+    config: Any
+    deterministic: bool | None = None
+    use_running_average: bool | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Whether the model has dropout or drop path."""
+        return any(np.any(getattr(self.config, rate, 0.0)) for rate in ("dropout", "drop_path"))
+
+    def switched(self, key: Key, train: bool) -> tuple[Key, bool]:
+        """The key and `train` of a call; ValueError if a key is missing."""
+        if self.deterministic is False and key is None and self.drops:
+            raise ValueError(
+                f"{type(self).__name__}: after train(), dropout and drop path need a key; give key=rngs.dropout() of "
+                "nnx.Rngs or a key of jax.random.key, or call eval() first."
+            )
+        return None if self.deterministic else key, train or self.use_running_average is False
 
 
 ModelModule = Any  # an `nnx.Module` that is also a Model; Python has no intersection types

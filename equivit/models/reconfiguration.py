@@ -19,7 +19,7 @@ class Changes(NamedTuple):
     """The names of the logical tensors that a new configuration changes; all others are kept.
 
     Attributes:
-      resized: positions resized to another grid or converted to another kind of distances.
+      resized: positions resized to another grid, or converted to another kind of distances or another family.
       drawn: new tensors, and a head of another shape, initialised at random.
       dropped: tensors that the new model lacks.
     """
@@ -29,8 +29,19 @@ class Changes(NamedTuple):
     dropped: tuple[str, ...]
 
     def __str__(self) -> str:
-        parts = ((word, names) for word, names in zip(self._fields, self, strict=True) if names)
-        return "; ".join(f"{word}: {_some(names)}" for word, names in parts) or "all kept"
+        return _report(self) or "all kept"
+
+
+class Remade(NamedTuple):
+    """The names of all logical tensors of a model and its remade form: those kept as they are, and its `Changes`."""
+
+    kept: tuple[str, ...]
+    resized: tuple[str, ...]
+    drawn: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return _report(self)
 
 
 def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Changes]:
@@ -48,18 +59,47 @@ def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -
     Raises:
       ValueError: an unknown field, incompatible values, or a tensor whose shape changes, for example with the width.
     """
+    return _built("reconfigure", model, fields, rngs, draw=False)
+
+
+def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Remade]:
+    """As `reconfigure`, for another family, width or depth: keep the tensors that fit, and draw all others.
+
+        model, report = remade(model, family="H8", draw=nnx.Rngs(0))
+        print(report)   # kept: blocks.10.attention.proj.bias, ... and 84 more; resized: ...; drawn: ...; dropped: ...
+
+    A plain ViT made H8 keeps its dense blocks and its head.  Of the positions it keeps the part that the group leaves
+    unchanged; from an equivariant to a plain family, they are kept whole.
+
+    Args:
+      draw: initialises the tensors that do not fit; seed 0 if None.
+
+    Raises:
+      ValueError: an unknown field, or incompatible values.
+    """
+    new, changes = _built("remade", model, fields, draw, draw=True)
+    names = {str(name) for table in logical.names(new, nnx.Variable).values() for name in table.flat}
+    return new, Remade(tuple(sorted(names - {*changes.resized, *changes.drawn})), *changes)
+
+
+def _built(name: str, model: ModelModule, fields: dict[str, Any], rngs: nnx.Rngs | None, *, draw: bool):
+    """The model with some fields replaced, and the changes."""
     known = [field.name for field in dataclasses.fields(model.config)]
-    for name in fields:
-        errors.one_of("reconfigure: field", name, known)
+    for field in fields:
+        errors.one_of(f"{name}: field", field, known)
     config = dataclasses.replace(model.config, **fields)
-    tensors, changes = fitting_tensors(model, config)
+    tensors, changes = fitting_tensors(model, config, draw=draw)
     if changes.drawn:
         tensors |= _drawn(config, Keys(0) if rngs is None else rngs, changes.drawn)
     return logical.from_logical(_abstract(config), tensors, nnx.Variable), changes
 
 
-def fitting_tensors(model: ModelModule, config: Config) -> tuple[dict[str, jax.Array], Changes]:
-    """The logical tensors of `model` that fit a model of `config`, and the changes; as in `reconfigure`."""
+def fitting_tensors(model: ModelModule, config: Config, *, draw: bool = False) -> tuple[dict[str, jax.Array], Changes]:
+    """The logical tensors of `model` that fit a model of `config`, and the changes; as in `reconfigure`.
+
+    Args:
+      draw: draw the tensors that do not fit, as in `remade`, instead of raising an error.
+    """
     new = _abstract(config)
     tables = logical.tensors(new, nnx.Variable).values()
     wanted = {tensor.name: tensor.shape for table in tables for tensor in table.flat}
@@ -67,17 +107,22 @@ def fitting_tensors(model: ModelModule, config: Config) -> tuple[dict[str, jax.A
     resized = _resized(model, new)
     tensors |= resized
     drawn = {n for n in wanted if n not in tensors or (n.startswith("head.") and tensors[n].shape != wanted[n])}
-    if wrong := sorted(n for n in wanted.keys() - drawn if tensors[n].shape != wanted[n]):
+    wrong = sorted(n for n in wanted.keys() - drawn if tensors[n].shape != wanted[n])
+    if draw:
+        drawn |= set(wrong)
+    elif wrong:
         lines = [f"{name} is {list(tensors[name].shape)} and should be {list(wanted[name])}" for name in wrong]
         raise ValueError(f"{len(wrong)} parameters do not fit: {_some(lines, '; ')}.")
-    changes = Changes(*(tuple(sorted(names)) for names in (resized, drawn, tensors.keys() - wanted.keys())))
+    changes = Changes(
+        *(tuple(sorted(names)) for names in (resized.keys() & wanted.keys(), drawn, tensors.keys() - wanted.keys()))
+    )
     return {name: tensors[name] for name in wanted.keys() - drawn}, changes
 
 
 def _resized(model: ModelModule, new: ModelModule) -> dict[str, jax.Array]:
     """Positions resized to the grids of `new`, by logical name, where the grid differs."""
     theirs: dict[Any, Any] = {path: module for path, module in nnx.iter_modules(new) if hasattr(module, "tables")}
-    leaves, names = {}, logical.names(model)
+    leaves, names = {}, logical.names(new) | logical.names(model)
     ours: dict[Any, Any] = dict(nnx.iter_modules(model))
     for path, module in ours.items():
         if path in theirs:
@@ -110,6 +155,10 @@ def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, 
 
 def _abstract(config: Config) -> nnx.Module:
     return jax.eval_shape(lambda: config.build(Keys(0)))
+
+
+def _report(parts: NamedTuple) -> str:
+    return "; ".join(f"{word}: {_some(names)}" for word, names in zip(parts._fields, parts, strict=True) if names)
 
 
 def _some(names, comma: str = ", ") -> str:

@@ -28,7 +28,7 @@ from equivit.layers.stack import Indices, Stack, captured, check_blocks
 from equivit.models.adaptive import AdaptiveConfig
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
-from equivit.models.model import check_head
+from equivit.models.model import Switched, check_head
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -105,7 +105,7 @@ class Map(NamedTuple):
         return self._replace(frame=frame, choices=self.choices | {name: choice})
 
 
-class Staged(nnx.Module):
+class Staged(Switched):
     """Base of a staged backbone.
 
     Its configuration is an `ImageConfig`.  An optional field `dropout` is the rate before the head; an adaptive
@@ -169,6 +169,7 @@ class Staged(nnx.Module):
     def __call__(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """Class logits [*B, num_classes] of images [*B, H, W, C]; arguments and errors as in `Model`."""
         check_head(self)
+        key, train = self.switched(key, train)
         if (rate := getattr(self.config, "dropout", None)) is None:
             return self.classify(self.pooled(images, key=key, train=train), train=train)
         trunk_key, head_key = split(key)
@@ -177,6 +178,7 @@ class Staged(nnx.Module):
 
     def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of the head, [*B, features]."""
+        key, train = self.switched(key, train)
         last, _ = self.trunk(images, key=key, train=train)
         pooled = self.pool(last, train=train)
         return pooled.reshape(*images.shape[:-3], pooled.shape[-1])
@@ -209,6 +211,7 @@ class Staged(nnx.Module):
         Their batch axes are flattened into one.
         """
         check_blocks(type(self).__name__, capture, self.config.depth)
+        key, train = self.switched(key, train)
         at, seen, first, rates = self.embedded(images, train=train), {}, 0, self.config.rates
         for number in range(len(self.stages)):
             stop = first + len(self.stack(number))

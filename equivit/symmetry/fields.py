@@ -23,6 +23,8 @@ class Isotypic:
     Batch, tokens and channels are the last three axes of every leaf, as in a dense array; the leading axis counts the
     irreps of one kind, so residual sums, token gathers and sharding map over leaves.
 
+    Operators keep the symmetry: x + y, x - y, -x, 2 * x, x / 2, x[:, 1:] and x.mean().  Others raise an error.
+
     Attributes:
       lines: [4, *B, N, C], the 1-D irreps A1, A2, B1, B2 (FLIP: [2, *B, N, C], sym and asym).
       planes: [2, *B, N, 2C], the two rows of E, each with the channels of copy 1, then of copy 2 (FLIP: None).
@@ -46,17 +48,102 @@ class Isotypic:
         return jax.tree.map(lambda leaf: leaf.astype(dtype), self)
 
     def __add__(self, other: "Isotypic") -> "Isotypic":
-        if not isinstance(other, Isotypic) or self.group != other.group:
-            kind = f"{other.group.name} field" if isinstance(other, Isotypic) else type(other).__name__
+        return jax.tree.map(jnp.add, self, _addend(self, "+", other))
+
+    def __sub__(self, other: "Isotypic") -> "Isotypic":
+        return jax.tree.map(jnp.subtract, self, _addend(self, "-", other))
+
+    def __radd__(self, other: Any) -> "Isotypic":
+        return _addend(self, "+", other)  # an error: fields have been added by now
+
+    def __rsub__(self, other: Any) -> "Isotypic":
+        return _addend(self, "-", other)
+
+    def __neg__(self) -> "Isotypic":
+        return jax.tree.map(jnp.negative, self)
+
+    def __mul__(self, factor: Any) -> "Isotypic":
+        factor = _scalar(self, factor)
+        return jax.tree.map(lambda leaf: leaf * factor, self)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> "Isotypic":
+        divisor = _scalar(self, divisor)
+        return jax.tree.map(lambda leaf: leaf / divisor, self)
+
+    def __getitem__(self, index: Any) -> "Isotypic":
+        """Index batch and tokens as those of a dense array [*B, N, D]; channels stay whole.
+
+        Raises:
+          ValueError: the index reaches the channels.
+        """
+        entries = index if isinstance(index, tuple) else (index,)
+        axes = sum(one is not None and one is not ... for one in entries)
+        reached = axes >= len(self.shape) or any(one is ... for one in entries[:-1])
+        if reached and not (isinstance(entries[-1], slice) and entries[-1] == slice(None)):
             raise ValueError(
-                f"{self.group.name} field + {kind}: the sum is not equivariant; add fields of the same group."
+                f"{self.group.name} field of shape {list(self.shape)}: an index of channels is not equivariant; index "
+                "batch and tokens, as in x[:, 1:] or x[..., :1, :]."
             )
-        return jax.tree.map(jnp.add, self, other)
+        return jax.tree.map(jax.vmap(lambda part: part[index]), self)
+
+    __iter__ = None  # else Python would iterate by __getitem__
+
+    def mean(self, axis: int = -2) -> "Isotypic":
+        """The mean over an axis of the dense array [*B, N, D], by default over its tokens.
+
+        Raises:
+          ValueError: `axis` is the channels, or there is no such axis.
+        """
+        axes = len(self.shape)
+        if not -axes <= axis < axes or axis % axes == axes - 1:
+            raise ValueError(
+                f"{self.group.name} field of shape {list(self.shape)}: mean over axis {axis} is not equivariant or "
+                "there is no such axis; take a batch axis or -2, the tokens."
+            )
+        return jax.tree.map(lambda leaf: leaf.mean(axis % axes - axes), self)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the equivalent dense array: [*B, N, D]."""
         return (*self.lines.shape[1:-1], self.lines.shape[-1] * self.group.order)
+
+    __array_ufunc__ = None  # NumPy's numbers and arrays leave their operators to this class
+
+
+def not_a_field(name: str, x: Any, group: Group | None = None) -> ValueError:
+    """The error of a layer, of `group` if it is known, for an input x that is not a field of the group."""
+    if isinstance(x, Isotypic) and group is not None:
+        return ValueError(f"{name}: x is a field of the {x.group.name} group; the layer is of the {group.name} group.")
+    make = f"fields.from_dense(x, {'group' if group is None else f'groups.{group.name.upper()}'})"
+    return ValueError(f"{name}: x is {_kind(x)} and must be a field (Isotypic), such as {make}.")
+
+
+def _kind(x: Any) -> str:
+    return f"an array {list(x.shape)}" if hasattr(x, "shape") else type(x).__name__
+
+
+def _addend(field: Isotypic, sign: str, other: Any) -> Isotypic:
+    """`other`, if it is a field of the same group; else ValueError."""
+    if not isinstance(other, Isotypic) or field.group is not other.group:
+        kind = f"{other.group.name} field" if isinstance(other, Isotypic) else type(other).__name__
+        what, do = ("sum", "add") if sign == "+" else ("difference", "subtract")
+        raise ValueError(
+            f"{field.group.name} field {sign} {kind}: the {what} is not equivariant; {do} fields of the same group."
+        )
+    return other
+
+
+def _scalar(field: Isotypic, factor: Any) -> Any:
+    """`factor`, if it is one number; else ValueError."""
+    if isinstance(factor, Isotypic) or np.ndim(factor) or not isinstance(factor, int | float | np.generic | jax.Array):
+        kind = f"a {factor.group.name} field" if isinstance(factor, Isotypic) else _kind(factor)
+        raise ValueError(
+            f"{field.group.name} field times {kind}: the product is not equivariant; multiply by one number, or use "
+            "isotypic.LayerScale."
+        )
+    return factor
 
 
 Tokens = jax.Array | Isotypic  # dense tokens [*B, N, C], or a field

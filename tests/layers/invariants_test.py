@@ -95,3 +95,10 @@ def test_unknown_and_impossible_kinds_are_refused():
         create(OCTIC, "power")
     with pytest.raises(ValueError, match="only for the octic group, not for flip; power_spectrum works for both"):
         create(FLIP, "polynomial")
+
+
+@pytest.mark.parametrize(("group", "kind"), CASES)
+def test_an_array_is_refused(group, kind):
+    layer = invariants.create(kind, 16, group=group, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: x is an array \[2, 3, 16\] .*fields.from_dense"):
+        layer(jnp.ones((2, 3, 16)))

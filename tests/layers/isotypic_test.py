@@ -183,3 +183,25 @@ class TestWrongLayersAreCaught:
 def test_bad_sizes_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make(nnx.Rngs(0))
+
+
+@GROUPS
+def test_an_array_and_a_field_of_another_group_are_refused(group):
+    """Every layer between fields names itself and the way to a field; none needs `rngs` to be left out."""
+    rngs, other = nnx.Rngs(0), FLIP if group is OCTIC else OCTIC
+    layers = {
+        "Linear": isotypic.Linear(32, 32, group=group, rngs=rngs),
+        "LayerNorm": isotypic.LayerNorm(32, group=group, rngs=rngs),
+        "LayerScale": isotypic.LayerScale(32, 1.0, group=group, rngs=rngs),
+        "Mlp": isotypic.Mlp(32, 32, group=group, rngs=rngs),
+        "Attention": isotypic.Attention(32, 2, group=group, rngs=rngs),
+    }
+    array = jnp.ones((2, 3, 32))
+    for name, layer in layers.items():
+        with pytest.raises(ValueError, match=rf"^{name}: x is an array \[2, 3, 32\] .*fields.from_dense"):
+            layer(array)
+        with pytest.raises(ValueError, match=f"^{name}: x is a field of the {other.name} group"):
+            layer(fields.from_dense(array, other))
+        assert layer(fields.from_dense(array, group)).shape == array.shape
+    with pytest.raises(ValueError, match="^gelu: .*fields.from_dense"):
+        isotypic.gelu(array)

@@ -1,5 +1,6 @@
 """A model under another configuration: what is kept, resized, drawn and dropped, and what can be done with it then."""
 
+import dataclasses
 import functools
 
 import chex
@@ -94,3 +95,44 @@ def test_what_does_not_fit_is_named():
         models.reconfigure(model(), registres=0)
     with pytest.raises(ValueError, match="pool='class' needs class_token=True"):
         models.reconfigure(model(), class_token=False)
+
+
+def remade(before, **fields):
+    """The remade model; every tensor of both is in one part of the report, and the kept ones are equal."""
+    after, report = models.remade(before, **fields)
+    old, new = logical.to_logical(before), logical.to_logical(after)
+    assert sorted(report.kept + report.resized + report.drawn) == sorted(new)
+    assert set(report.dropped) == old.keys() - new.keys()
+    chex.assert_trees_all_equal({n: new[n] for n in report.kept}, {n: old[n] for n in report.kept})
+    chex.assert_tree_all_finite(new)
+    return after, report
+
+
+@pytest.mark.parametrize("family", ["H8", "H2"])
+def test_a_plain_model_made_equivariant_keeps_its_dense_half_its_head_and_symmetric_positions(family):
+    after, report = remade(model(), family=family, draw=nnx.Rngs(1))
+    assert {"head.weight", "head.bias", "blocks.1.attention.qkv.weight"} <= set(report.kept)
+    assert {"blocks.0.mlp.fc1.bias", "prefix.class_token"} <= set(report.drawn)
+    assert all(name.startswith("position.") for name in report.resized) and report.resized
+    assert "position.table" in report.dropped
+    assert str(report).startswith("kept: blocks.1.") and "; drawn: blocks.0." in str(report)
+    assert jax.eval_shape(call, after, images(16, 16)).shape == (2, 10)
+    plain = model().position.table[...]
+    mean = models.fitting_tensors(after, model().config, draw=True)[0]["position.table"]
+    # The mean over the group is the nearest symmetric table: what is left is orthogonal to it, and it stays the same.
+    assert jnp.abs(jnp.vdot(plain - mean, mean)) < 1e-5 * jnp.vdot(plain, plain) and jnp.vdot(mean, mean) > 0.1
+    symmetric = logical.put(model(), {"position.table": mean})
+    again = models.fitting_tensors(symmetric, after.config, draw=True)[0]
+    positions = {name: value for name, value in logical.to_logical(after).items() if name.startswith("position.")}
+    chex.assert_trees_all_close({name: again[name] for name in positions}, positions, rtol=0, atol=1e-6)
+
+
+def test_an_equivariant_model_made_invariant_or_wider():
+    before = model("octic_vit_ti16", family="H8")
+    _, report = remade(before, family="I8")
+    assert report.drawn == ("transition.projection.bias", "transition.projection.weight") and not report.dropped
+    assert any(name.startswith("position.") for name in report.kept)
+    _, changes = models.fitting_tensors(before, dataclasses.replace(before.config, width=64), draw=True)
+    assert "head.bias" not in changes.drawn and "blocks.1.mlp.fc1.weight" in changes.drawn and not changes.dropped
+    with pytest.raises(ValueError, match="remade: field='familie' is not one of .*; the nearest is 'family'"):
+        models.remade(before, familie="I8")

@@ -83,3 +83,53 @@ def test_wrong_sizes_are_refused():
         fields.from_dense(jnp.zeros((1, 4, 12)), OCTIC)
     with pytest.raises(ValueError, match="5 tokens do not match prefix=0 plus a 2x2 grid"):
         fields.act_on_tokens("r", jnp.zeros((1, 5, 8)), (2, 2))
+
+
+@GROUPS
+@pytest.mark.parametrize(
+    "of_field",
+    [
+        lambda x, y: x - y,
+        lambda x, y: -x,
+        lambda x, y: 2 * x + y * np.float32(0.5),
+        lambda x, y: x / jnp.float32(3.0),
+        lambda x, y: x[:, 1:],
+        lambda x, y: x[0, 1],
+        lambda x, y: x[..., :2, :],
+        lambda x, y: x[:, np.array([2, 0])],
+        lambda x, y: x.mean(-2),
+        lambda x, y: x.mean(0),
+    ],
+)
+def test_operators_are_those_of_the_dense_array(group, of_field):
+    x, y = random_field(group, (2, 2)), random_field(group, (2, 2), seed=1)
+    found, expected = of_field(x, y), of_field(fields.to_dense(x), fields.to_dense(y))
+    assert found.shape == expected.shape
+    chex.assert_trees_all_close(fields.to_dense(found), expected, atol=1e-6)
+    host = jax.tree.map(np.asarray, x)
+    chex.assert_trees_all_close(of_field(host, jax.tree.map(np.asarray, y)), found, atol=1e-6)
+
+
+@GROUPS
+def test_operators_that_break_the_symmetry_are_refused(group):
+    x = random_field(group, (2, 2))
+    other = random_field(OCTIC if group is FLIP else FLIP, (2, 2))
+    chex.assert_trees_all_equal(x.mean(), x.mean(-2))
+    for wrong in (
+        lambda: x + 1,
+        lambda: jnp.ones(x.shape) + x,
+        lambda: np.ones(x.shape) - x,
+        lambda: x - other,
+        lambda: x * x,
+        lambda: x * jnp.ones(x.shape),
+        lambda: x[..., 0],
+        lambda: x[0, 0, 0],
+        lambda: x[0, :, ::2],
+        lambda: x.mean(-1),
+        lambda: x.mean(2),
+        lambda: x.mean(3),
+    ):
+        with pytest.raises(ValueError, match=f"^{group.name} field .*equivariant.*\\.$"):
+            wrong()
+    with pytest.raises(TypeError, match="not iterable"):
+        list(x)

@@ -29,7 +29,7 @@ from equivit.layers.stack import Indices, Stack, captured, check_blocks
 from equivit.models.bixt.attention import CrossAttention, CrossBlock
 from equivit.models.features import Features, Grid
 from equivit.models.image_config import ImageConfig
-from equivit.models.model import Preset, check_head
+from equivit.models.model import Preset, Switched, check_head
 
 Both = tuple[jax.Array, jax.Array]  # latents and tokens
 CODE = FourierCode(64)
@@ -91,7 +91,7 @@ class BiXTConfig(ImageConfig):
         return BiXT(self, rngs=rngs)
 
 
-class BiXT(nnx.Module):
+class BiXT(Switched):
     """A BiXT; see `BiXTConfig`."""
 
     before = ("latents", "patch_embed", "position")
@@ -143,6 +143,7 @@ class BiXT(nnx.Module):
         self, x: Both, layout: Layout, *, capture: Indices = (), key: Key = None, train: bool = False
     ) -> tuple[Both, dict[int, Both]]:
         """Latents and tokens after the last block, and those after the blocks in `capture`."""
+        key, train = self.switched(key, train)
         options: dict[str, Any] = dict(rates=self.config.rates, train=train, key=key)
 
         def apply(x, start, stop):

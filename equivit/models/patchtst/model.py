@@ -34,7 +34,7 @@ from equivit.layers.jumbo import divide, merge
 from equivit.layers.prefix import token
 from equivit.layers.stack import Indices, Stack, captured, check_blocks
 from equivit.models.features import Features, Grid
-from equivit.models.model import Preset, check_head
+from equivit.models.model import Preset, Switched, check_head
 
 NORMS = {"layer": dense.LayerNorm, "batch": BatchNorm}
 PADDINGS = {"repeat": "edge", "zero": "constant"}  # the modes of jnp.pad
@@ -131,7 +131,7 @@ def equal_cost_registers(width: int, patches: int, jumbo: int) -> int:
     return round(math.sqrt(total**2 + (1 + 2 * width) * jumbo**2 + 2 * (width + patches) * jumbo) - total)
 
 
-class PatchTST(nnx.Module):
+class PatchTST(Switched):
     """A classifier of time series.
 
     Raises:
@@ -186,7 +186,14 @@ class PatchTST(nnx.Module):
         return self.head(self._pooled(patches, **options))
 
     def features(
-        self, series: jax.Array, *, blocks: Indices = (), norm: bool = True, train: bool = False, **options: Any
+        self,
+        series: jax.Array,
+        *,
+        blocks: Indices = (),
+        norm: bool = True,
+        key: Key = None,
+        train: bool = False,
+        **options: Any,
     ) -> Features:
         """The features as in `Model`.
 
@@ -194,14 +201,17 @@ class PatchTST(nnx.Module):
         [*B, channels, R, D], and the grid of patches has one axis.
         """
         check_blocks("PatchTST", blocks, len(self.blocks))
-        x, seen = self.tokens(self.cut(series), capture=blocks, train=train, **options)
+        key, train = self.switched(key, train)
+        x, seen = self.tokens(self.cut(series), capture=blocks, key=key, train=train, **options)
         finish = functools.partial(self._finish, train=train) if norm else lambda x: x
         return self._features(finish(x), {i: self._features(finish(y), {}) for i, y in seen.items()})
 
-    def _pooled(self, patches: jax.Array, *, train: bool = False, **options: Any) -> jax.Array:
+    def _pooled(self, patches: jax.Array, *, key: Key = None, train: bool = False, **options: Any) -> jax.Array:
+        key, train = self.switched(key, train)
         # The head reads only the global token of the last block, but a batch norm needs all tokens.
         whole = self.config.pool == "last" or self.config.norm == "batch"
-        x, _ = self.tokens(patches, train=train, keep=None if whole else self.config.jumbo, **options)
+        keep = None if whole else self.config.jumbo
+        x, _ = self.tokens(patches, key=key, train=train, keep=keep, **options)
         return jax.lax.collapse(self._pool(self._finish(x, train)), -2)
 
     def tokens(

@@ -29,7 +29,7 @@ from equivit.layers.resizing import bilinear
 from equivit.models.cvt.model import CvTConfig
 from equivit.models.features import Features, Grid
 from equivit.models.mobilenetv4.model import MobileNetV4Config
-from equivit.models.model import ModelModule, check_headless
+from equivit.models.model import ModelModule, Switched, check_headless
 from equivit.models.mvit.model import MViTConfig
 from equivit.models.segmenter import decoders
 from equivit.models.segmenter.decoders import UPSAMPLING, holding
@@ -160,7 +160,7 @@ class SegmenterConfig:
         return Segmenter(self, self.backbone.build(rngs), rngs=rngs)
 
 
-class Segmenter(nnx.Module):
+class Segmenter(Switched):
     """A backbone and a segmentation decoder; see `SegmenterConfig`.
 
     Args:
@@ -190,6 +190,10 @@ class Segmenter(nnx.Module):
         """
         return self.both(images, key=key, train=train)[0]
 
+    @property
+    def drops(self) -> bool:
+        return self.config.decoder == "upernet" or self.backbone.drops
+
     def both(
         self, images: jax.Array, *, key: Key = None, train: bool = False, frozen: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -198,6 +202,7 @@ class Segmenter(nnx.Module):
         Args:
           frozen: the backbone runs as in evaluation, without gradient.
         """
+        key, train = self.switched(key, train)
         keys, batch = split(key, 3), images.shape[:-3]
         flat = images.reshape(-1, *images.shape[-3:])
         grids = self._grids(flat, key=None if frozen else keys[0], train=train and not frozen, frozen=frozen)

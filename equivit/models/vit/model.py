@@ -22,12 +22,13 @@ from equivit.layers.readout import BlocksReadout, Readout, to_dense
 from equivit.layers.stack import Fold, Indices, Stack, captured, check_blocks, collecting
 from equivit.models.adaptive import placed
 from equivit.models.features import Features, Grid
+from equivit.models.model import Switched
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Tokens
 from equivit.symmetry.shifts import Choice
 
 
-class ViT(nnx.Module):
+class ViT(Switched):
     """A vision transformer of any family.
 
     The first `config.k` blocks map fields of `config.group` to fields; the others work on dense tokens.
@@ -80,7 +81,7 @@ class ViT(nnx.Module):
         """
         if self.head is None:
             raise ValueError("ViT: the model has no head (num_classes=None); call features, or create it with classes.")
-        if key is None:
+        if key is None or self.deterministic:
             return self.head(self.pooled(images, **options))
         trunk_key, head_key = jax.random.split(key)
         pooled = self.pooled(images, key=trunk_key, **options)
@@ -252,6 +253,8 @@ class ViT(nnx.Module):
 
     def _through(self, x, layout: Layout, start: int, stop: int, carry: Any = None, *, key=None, **options: Any):
         """The tokens after blocks start <= i < stop, and the last carry."""
+        if self.deterministic is not None:
+            key, options["train"] = self.switched(key, options.get("train", False))
         options |= dict(key=key, rates=None if key is None else self.config.rates)
         if start < self.config.k:
             last, shared = min(self.config.k, stop), _modules(self.isotypic_jumbo_mlp)
