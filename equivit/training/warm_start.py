@@ -119,7 +119,7 @@ def _check_shapes(place: str, source: Any, wanted: Any) -> None:
         and _changes_shapes(source, field.name, getattr(wanted, field.name))
     ]
     if lines:
-        raise ValueError(f"config.init={place} is the weights of another model: {'; '.join(lines)}.")
+        raise ValueError(f"config.init={place} holds the weights of another model: {'; '.join(lines)}.")
 
 
 def _changes_shapes(config: Any, field: str, value: Any) -> bool:

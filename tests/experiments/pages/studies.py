@@ -160,17 +160,16 @@ def depthwise_small():
         yield [names.get(row, row), *(spread(rows[row]) if row in rows else "" for rows in sets)]
 
 
-@PAGE.table("stage 2 on CIFAR-10 | accuracy before | after | squared error before")
+@PAGE.table("stage 2 | CIFAR-10: before | after | squared error | blood cells: before | after | squared error")
 def depthwise_forms():
-    found = entry("studies/depthwise_small_images", "cifar10_forms")
-    for row, after in found["rows"].items():
-        before, errors = found["before"].get(row), found["errors"].get(row)
-        yield [
-            row,
-            spread(before) if before else "",
-            spread(after),
-            f"{statistics.fmean(errors):.2f}" if errors else "",
-        ]
+    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in ("cifar10", "blood_cells")]
+    for row in studies[0]["rows"]:
+        cells = []
+        for found in studies:
+            before, errors = found["before"].get(row), found["errors"].get(row)
+            cells += [spread(before) if before else "", spread(found["rows"][row])]
+            cells.append(f"{statistics.fmean(errors):.2f}" if errors else "")
+        yield [row, *cells]
 
 
 def sentences():
