@@ -1,6 +1,7 @@
 """Each notebook has a test module of its own, so that processes can share them; here is what all have in common."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,17 @@ def setup(name):
 def test_every_notebook_is_tested():
     tested = {path.stem.removesuffix("_test") for path in pathlib.Path(__file__).parent.glob("*_test.py")}
     assert set(NAMES) == tested - {"every_notebook"}
+
+
+def test_outputs_are_stored_without_what_another_machine_would_print():
+    for name in NAMES:
+        stored = notebook.outputs(notebook.read(name))
+        assert any("image/png" in output.get("data", {}) for output in stored), name
+        assert all(output.get("name") != "stderr" for output in stored), name
+        texts = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in stored]
+        assert not re.search(r"(?<![\w.])/(tmp|home|root|Users|usr|var|work|content)/", "".join(texts)), name
+        assert not notebook.VARYING.search("".join(texts)), name
+        assert (notebook.FOLDER / f"{name}.ipynb").stat().st_size < 300_000, name
 
 
 def test_the_first_cell_finds_the_clone_or_makes_one(tmp_path, monkeypatch):
