@@ -5,6 +5,7 @@
 # make test-all     both, with every reference file under $EQUIVIT_PARITY
 # make install-export   also what export and profile need (jax2onnx, onnx, onnxruntime)
 # make docs         build the site of docs/ in build/site; a warning is an error
+# make notebooks    run the notebooks and store their outputs: NOTEBOOKS="segmentation depthwise" for some
 # make package-test   install the wheel beside Hugging Face's `kernels`, and train outside of the clone (needs the network)
 # make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
 # make soak         kill runs and commands at random moments, and look for what is lost: about 40 minutes
@@ -18,7 +19,7 @@ WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart install-export test test-rest test-all coverage docs package-test fuzz soak lint clean
+.PHONY: quickstart install-export test test-rest test-all coverage docs notebooks package-test fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -52,6 +53,9 @@ coverage: $(VENV)/.installed-dev $(VENV)/.installed-export
 
 docs: $(VENV)/.installed-docs
 	$(VENV)/bin/mkdocs build --strict
+
+notebooks: $(VENV)/.installed-dev $(VENV)/.installed-export
+	$(RUN) -m tests.colabs.notebook $(NOTEBOOKS)
 
 # In a fresh environment, whose files a second run keeps.  Neither the clone nor its .venv is on the path there.
 package-test: PACKAGE = $(abspath build/package)
