@@ -182,7 +182,7 @@ REFUSED = {
     "stage1, of 2 steps: optimizer.freeze: 'nope.*' matches no parameter": dict(
         more=["--config.optimizer.freeze=nope.*"]
     ),
-    "stage2, of 1 steps: schedule: a warm-up of 1 steps": dict(more=["--config.schedule.warmup_steps=1"]),
+    "stage2, of 1 steps: config.schedule.warmup_steps=1": dict(more=["--config.schedule.warmup_steps=1"]),
     "has no stage1 and stage2; use configs/depthwise.py": dict(config="configs/quickstart.py:plain"),
     "config mode='voc' is not one of coco": dict(config="configs/depthwise.py:voc"),
     "k=1000 must be in 1..16": dict(more=["--fit_only", *KNN]),
