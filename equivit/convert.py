@@ -81,7 +81,7 @@ def _read(options: argparse.Namespace) -> None:
     where = (options.source, options.input) if options.source else (options.input,)
     model = pretrained.load(*where, **{k: v for k, v in hints.items() if v is not None})
     data = pretrained.trained_on(options.input)
-    named = len(data.classes) == getattr(model.config, "num_classes", None)  # not those of a head that was replaced
+    named = len(data.classes) == getattr(model.config, "num_classes", None)  # a new head has other classes
     saved.save(options.output, model, data if named else UNKNOWN)
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"Done: {pretrained.describe(model.config)}, {number / 1e6:.2f} M parameters, in {options.output}.")

@@ -212,8 +212,8 @@ def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.nda
         return format, state, left_out
     first = errors.listed(list(state)[:3])
     raise ValueError(
-        f"weights: names such as {first} are those of none of the sources {', '.join(FORMATS)}; if they are in another "
-        "spelling, rename them and give the source."
+        f"weights: names such as {first} match none of the sources {', '.join(FORMATS)}; if they are spelled "
+        "differently, rename them and give the source."
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 from equivit.pretrained import places
 from equivit.trained_on import TrainedOn
 
-# Our names of activations, by those of transformers.
+# Activations: transformers' name to ours.
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu"}
 ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
-# Our names of fields, by those of transformers; a list has a value for each stage.
+# Fields: transformers' name to ours; a list has a value for each stage.
 FIELDS = {"num_attention_heads": "num_heads", "num_heads": "num_heads", "layer_norm_eps": "norm_eps"}
 FIELDS |= {"patch_stride": "strides", "patch_padding": "paddings"}  # of CvT
 

@@ -62,7 +62,7 @@ def check_repository(repository: str) -> None:
 def push(folder: str | os.PathLike, repository: str) -> str:
     """Upload a folder to a repository, which is created if needed, and return its address.
 
-    Raises as `fetch`; the account is that of `hf auth login`, or of the environment variable HF_TOKEN.
+    Raises as `fetch`; `hf auth login` or the environment variable HF_TOKEN selects the account.
     """
     check_repository(repository)
     place = f"{SCHEME}{repository}"

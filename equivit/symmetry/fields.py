@@ -73,7 +73,7 @@ class Isotypic:
         return jax.tree.map(lambda leaf: leaf / divisor, self)
 
     def __getitem__(self, index: Any) -> "Isotypic":
-        """Index batch and tokens as those of a dense array [*B, N, D]; channels stay whole.
+        """Index batch and tokens as in a dense array [*B, N, D]; channels stay whole.
 
         Raises:
           ValueError: the index reaches the channels.

@@ -33,7 +33,7 @@ class Recipe:
 
 
 def runs_in(places: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """The run directories among places and directly in them, such as those of several seeds or of a sweep.
+    """The run directories among places and directly in them, such as the runs of a sweep or of several seeds.
 
     Raises FileNotFoundError for a place without any run.
     """
