@@ -50,8 +50,8 @@ def opens(run: Run) -> None:
     """ValueError for data whose examples have several labels."""
     if run.open().shapes()["label"].ndim > 1:
         raise ValueError(
-            f"evaluation.suite: 'confusion' needs one label for each image, and {run.data.source} has images with several; "
-            "leave it out."
+            f"evaluation.suite: 'confusion' needs one label for each image, and {run.data.source} has images with "
+            "several; leave it out."
         )
 
 
