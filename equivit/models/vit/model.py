@@ -36,7 +36,7 @@ class ViT(Switched):
     Args:
       config: the configuration that the parts were built from.
       patch_embed: maps images to tokens; `affine()` gives its kernel and bias.
-      position: maps a grid (h, w) to the positions of its tokens; None if attention uses relative positions.
+      position: maps a grid (h, w) to the positions of its tokens; None if attention has them.
       prefix: the tokens before the patches, or None.
       mask_token: replaces masked patches, or None.
       pre_norm: norm of all tokens before the first block, or None.
