@@ -205,7 +205,8 @@ def _kinds(source: str) -> list[Format]:
 def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.ndarray], list[str]]:
     """The format of a file, its state dict, and the names of dropped tensors."""
     for format in kinds:
-        state, left_out = reading.state_dict(content, format.rename, format.ignored, format.mark)
+        apart = content if format.unstacked is None else format.unstacked(content)
+        state, left_out = reading.state_dict(apart, format.rename, format.ignored, format.mark)
         if any(re.fullmatch(format.mark, name) for name in state):
             return format, state, left_out
     if kinds is not _ALL:

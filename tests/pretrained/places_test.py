@@ -80,7 +80,7 @@ def test_an_index_cannot_point_elsewhere(tmp_path, entry):
         (b"PK\3\4 half of an archive", "is damaged, a part of a zip archive"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS; .* git lfs pull"),
         (b"<!DOCTYPE html><html>", "a web page; download the file itself"),
-        (b"\x80\2}q\0.", "is not a zip archive, which torch.save writes since"),
+        (b"\x80\2}q\0.", "is a pickle that torch.save did not write"),
         (b"\x1f\x8b\x08", "a gzip file; unpack it first"),
         (b"nothing of all these", "neither a safetensors file, nor an .npz file, nor one of torch.save"),
     ],
