@@ -32,7 +32,7 @@ class Hub:
         library = _library(where)
         data = _loaded(library, where, name, split)
         features = data.features
-        self.image = _only(where, "image", [key for key, kind in features.items() if isinstance(kind, library.Image)])
+        self.image = _only(where, "images", [key for key, kind in features.items() if isinstance(kind, library.Image)])
         self.channels = 1 if features[self.image].mode in ("L", "1", "I;16") else 3
         self.label = _label(where, features, library.ClassLabel)
         self.data = data.select_columns([self.image] if self.label is None else [self.image, self.label])

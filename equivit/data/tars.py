@@ -132,7 +132,8 @@ def _of_shard(number: int, name: str) -> Index:
 
 
 def _files(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    return (each for each in file if each.isreg() and not each.issparse() and os.path.basename(each.name)[0] != ".")
+    regular = (each for each in file if each.isreg() and not each.issparse())
+    return (each for each in regular if not os.path.basename(each.name).startswith("."))
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -181,7 +182,7 @@ def _classes(file: pathlib.Path, labels: set[str | None]) -> tuple[tuple[str, ..
         return tuple(names), {name: place for place, name in enumerate(names)}
     if file.is_file():
         names = [line.strip() for line in directories.lines(directories.text(file)) if line.strip()]
-    elif (number := max(map(int, known)) + 1) <= MOST_CLASSES:
+    elif (number := max(map(int, known), default=-1) + 1) <= MOST_CLASSES:
         names = [str(place) for place in range(number)]
     else:
         raise ValueError(f"{file.parent}: {number:,} classes are more than {MOST_CLASSES:,}.")

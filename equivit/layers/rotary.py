@@ -39,8 +39,8 @@ class Attention(dense.Attention):
         super().__init__(width, num_heads, qkv_bias=False, rngs=rngs, **options)
         if (channels := width // num_heads) % 4:
             raise ValueError(
-                f"Attention: rotary positions need {channels} channels of a head ({width=}, {num_heads=}) divisible by "
-                f"4; {errors.multiples(channels, 4)}."
+                f"Attention: {width=} and {num_heads=} give {channels} channels a head, which 4 must divide for rotary "
+                f"positions; {errors.multiples(channels, 4)}."
             )
         self.q_bias: Any = nnx.Param(jnp.zeros(width)) if qkv_bias else None
         self.v_bias: Any = nnx.Param(jnp.zeros(width)) if qkv_bias else None

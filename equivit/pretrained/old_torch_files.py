@@ -1,5 +1,7 @@
-"""The files of torch before 1.6 as an archive: five pickles (magic number, version, machine, objects, keys of storages),
-then for each storage its number of entries, an int64, and the entries.
+"""The files of torch before 1.6 as an archive.
+
+Such a file has five pickles (magic number, version, machine, objects, keys of storages), then for each storage its
+number of entries, an int64, and the entries.
 """
 
 import io

@@ -1,9 +1,10 @@
 """Reading tensors from a .pth file, without torch and without running code from the file.
 
 A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the objects, and one raw file for each
-storage; older files have the same parts in sequence (`old_torch_files.py`).  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
-argparse.Namespace, whose values are dropped.  Any other name is an error.  Memory is bounded in proportion to the
-file's size (`archives.py`), and the pickle reader cannot reach objects of this process (`pickles.py`).
+storage; older files have the same parts in sequence (`old_torch_files.py`).  Unpickling can call anything, so only
+these names are known here: tensors, storages, OrderedDict, and argparse.Namespace, whose values are dropped.  Any other
+name is an error.  Memory is bounded in proportion to the file's size (`archives.py`), and the pickle reader cannot
+reach objects of this process (`pickles.py`).
 
 A TorchScript archive has code and such a pickle, which describes a tree of modules.  The code is not read; the tree
 becomes a state dict, with parameters and buffers named by module paths.

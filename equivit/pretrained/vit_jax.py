@@ -2,8 +2,8 @@
 
 "vit_jax": google-research/vision_transformer, also AugReg, whose positions have a row for the class token;
 "big_vision": google-research/big_vision, with "params/" before each name and no such row; without positions, those are
-the fixed sin-cos table.  A model trained under a scan has one tensor for all blocks, which is split.  SigLIP's image encoders there pool by attention ("MAPHead_0").  Both codes compute GELU by its
-tanh approximation.
+the fixed sin-cos table.  A model trained under a scan has one tensor for all blocks, which is split.  SigLIP's image
+encoders there pool by attention ("MAPHead_0").  Both codes compute GELU by its tanh approximation.
 """
 
 import math

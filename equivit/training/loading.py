@@ -28,14 +28,19 @@ def is_run(place: pathlib.Path) -> bool:
 
 
 def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
-    """The model in a run directory or a saved model, its training data, and the step of the checkpoint of a run.
+    """The model in a run directory, a saved model or public weights, its training data, and the step of a run.
 
-    Raises as `checkpoints.load_run` for a run and as `saved.load` for any other directory.
+    Raises as `pretrained.load` for weights, `checkpoints.load_run` for a run, and `saved.load` for any other directory.
     """
-    if (directory / "config.json").is_file() and not saved.is_saved(directory):  # of a run
+    step = None
+    if not saved.is_saved(directory) and _is_public(str(directory)):
+        model = pretrained.load(str(directory))
+    elif not directory.exists():
+        raise FileNotFoundError(f"{directory}: there is no such file or directory.")
+    elif (directory / "config.json").is_file() and not saved.is_saved(directory):  # of a run
         _, model, step = checkpoints.load_run(directory)
     else:
-        model, step = saved.load(directory), None
+        model = saved.load(directory)
     return model, trained_on(directory), step
 
 

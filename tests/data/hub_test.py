@@ -51,8 +51,8 @@ def test_folders_of_save_to_disk_and_of_parquet(section, datasets, made, tmp_pat
 def test_other_columns_and_places_are_one_line(section, datasets, made, tmp_path):
     wrong = {
         "names": (made([0]).cast_column("label", datasets.Value("string")), "'label' is Value.* class_encode_column"),
-        "two": (made([0]).map(lambda x: {"other": x["photo"]}), "one column of image, not photo, other"),
-        "none": (made([0]).select_columns("label"), "one column of image, not none"),
+        "two": (made([0]).map(lambda x: {"other": x["photo"]}), "one column of images, not photo, other"),
+        "none": (made([0]).select_columns("label"), "one column of images, not none"),
         "some": (made([0, 1], labels=[0, -1]), "1 of 2 images of split 'train' have no label"),
     }
     for name, (data, message) in wrong.items():

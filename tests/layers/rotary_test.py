@@ -57,7 +57,7 @@ def test_keys_have_no_bias():
         (dict(adaptive=True), r"position='rotary' needs attention without relative positions; take adaptive"),
         (dict(qk_norm=True), "position='rotary' is for attention without norms; take qk_norm=False"),
         (dict(replaced=((0,),), class_token=False, registers=0), "position='rotary' has no replacement"),
-        (dict(num_heads=4, width=24), "rotary positions need 6 channels of a head .* the nearest are 4 and 8"),
+        (dict(num_heads=4, width=24), "give 6 channels a head, which 4 must divide for .*; the nearest are 4 and 8"),
     ],
     ids=str,
 )

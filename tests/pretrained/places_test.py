@@ -196,8 +196,11 @@ def test_places_of_a_config(folder, tmp_path):
     """A run starts from a folder of transformers or a file as from a saved model."""
     for place in (folder, folder / "model.safetensors"):
         same_model(loading.load_model(str(place)), written("plain")[0])
+        same_model(loading.load(place)[0], written("plain")[0])  # of export and convert --to
     with pytest.raises(FileNotFoundError, match="is neither a run nor a saved model"):
         loading.load_model(str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match="absent: there is no such file or directory"):
+        loading.load(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(

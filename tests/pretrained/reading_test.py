@@ -179,13 +179,17 @@ def test_what_does_not_fit_into_memory_is_told(tmp_path, monkeypatch):
         reading.read(tmp_path / "weights.pth")
 
 
+def replaced(old, new):
+    return lambda content: content.replace(old, new)
+
+
 OLD_DAMAGES = {
     "cut": (lambda content: content[:-1], "ends inside the storage '.*' of .* entries; download it again"),
     "headless": (lambda content: content[:60], "is damaged or not a torch file"),
-    "big-endian": (lambda content: content.replace(b"\x88X\n\0\0\0type", b"\x89X\n\0\0\0type"), "big-endian byte order"),
+    "big-endian": (replaced(b"\x88X\n\0\0\0type", b"\x89X\n\0\0\0type"), "big-endian byte order"),
     "long": (lambda content: content[:-56] + b"\xff" * 7 + content[-49:], "ends inside the storage|is damaged"),
-    "code": (lambda content: content.replace(b"torch\nFloatStorage", b"posix\nFloatStorage"), "asks for posix.FloatStorage"),
-    "type": (lambda content: content.replace(b"FloatStorage", b"FlyatStorage"), "a storage '.*' of an unknown type"),
+    "code": (replaced(b"torch\nFloatStorage", b"posix\nFloatStorage"), "asks for posix.FloatStorage"),
+    "type": (replaced(b"FloatStorage", b"FlyatStorage"), "a storage '.*' of an unknown type"),
 }
 
 
