@@ -2,7 +2,7 @@
 
 The product of a rotated query and a rotated key depends on their distance, so attention knows relative positions.
 Source: RoFormer (arXiv 2104.09864), Section 3.2; per axis and for relative image coordinates as in DINOv3 (arXiv
-2508.10104), Section 3.2, without its random changes of the coordinates in training.
+2508.10104), without its random changes of the coordinates in training.
 """
 
 import functools
