@@ -47,7 +47,10 @@ os.environ["XLA_FLAGS"] = " ".join([given, *(f"{name}={value}" for name, value i
 gc.disable()
 
 # JAX makes an MLIR context for each program, which is a quarter of a small program's time; here a module shares one.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+# Later versions gain nothing by it.
+contexts = functools.cache(mlir.make_ir_context)
+if jax.__version_info__ < (0, 11):
+    mlir.make_ir_context = contexts
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")
@@ -137,7 +140,7 @@ def programs():
     What a module leaves behind is not looked at again before then.
     """
     yield
-    mlir.make_ir_context.cache_clear()  # it keeps the constants of all its programs
+    contexts.cache_clear()  # a context keeps the constants of all its programs
     if sys.platform == "linux" and resident() < LARGE:
         gc.collect()
         gc.freeze()
