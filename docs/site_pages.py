@@ -20,6 +20,8 @@ PAGES = {
     "experiments/README.md": "results/index.md",
     "experiments/benchmarks/README.md": "results/benchmarks.md",
     "experiments/studies/README.md": "results/studies.md",
+    "experiments/studies/depthwise.md": "results/depthwise.md",
+    "experiments/studies/exactness.md": "results/exactness.md",
     "experiments/tables/README.md": "results/tables.md",
     "tests/README.md": "tests.md",
 }

@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import functools
 import gc
 import os
 import pathlib
@@ -23,6 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+from jax._src.interpreters import mlir
 
 # A program that another process is just writing into the cache, or was killed while writing, is compiled again; JAX
 # warns of it, and tests look at what commands print.
@@ -43,6 +45,12 @@ os.environ["XLA_FLAGS"] = " ".join([given, *(f"{name}={value}" for name, value i
 # A fifth of the time spent in Python would go into looking for cycles among the objects of JAX; `programs` does it once
 # a module.
 gc.disable()
+
+# JAX makes an MLIR context for each program, which is a quarter of a small program's time; here a module shares one.
+# Later versions gain nothing by it.
+contexts = functools.cache(mlir.make_ir_context)
+if jax.__version_info__ < (0, 11):
+    mlir.make_ir_context = contexts
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")
@@ -132,6 +140,7 @@ def programs():
     What a module leaves behind is not looked at again before then.
     """
     yield
+    contexts.cache_clear()  # a context keeps the constants of all its programs
     if sys.platform == "linux" and resident() < LARGE:
         gc.collect()
         gc.freeze()
