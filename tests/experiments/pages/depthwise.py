@@ -17,9 +17,12 @@ def depthwise_small():
         yield [names.get(row, row), *(spread(rows[row]) if row in rows else "" for rows in sets)]
 
 
-@PAGE.table("stage 2 | CIFAR-10: before | after | squared error | blood cells: before | after | squared error")
+@PAGE.table(
+    "stage 2 | CIFAR-10: before | after | squared error | blood cells: before | after | squared error"
+    " | CamVid: before | after | squared error"
+)
 def depthwise_forms():
-    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in ("cifar10", "blood_cells")]
+    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in ("cifar10", "blood_cells", "camvid")]
     for row in studies[0]["rows"]:
         cells = []
         for found in studies:
