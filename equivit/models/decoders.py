@@ -135,6 +135,10 @@ class MaskedAutoencoder(nnx.Module):
         """The input of a classification head on the encoder."""
         return self.encoder.pooled(images, key=key, train=train)
 
+    def embedding(self, images: jax.Array) -> Features:
+        """The features of the encoder before its first block."""
+        return self.encoder.embedding(images)
+
     def features(self, images: jax.Array, **options) -> Features:
         """The features of the encoder, which sees all patches."""
         return self.encoder.features(images, **options)
