@@ -55,7 +55,7 @@ BUDGETS = {
     "training": 304,
     "models": 316,
     "kernels": 225,
-    "colabs": 259,
+    "colabs": 269,
     "parity": 179,
     "recipes": 145,
     "experiments": 155,

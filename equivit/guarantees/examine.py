@@ -76,7 +76,7 @@ def examine(
 
 def draw(folder: pathlib.Path, model: ModelModule, found: Report, images: Images | None = None) -> None:
     """Draw the pictures of a report: deviations.png, features.png and, with images, angles.png."""
-    pictures.deviations(folder / "deviations.png", found.proofs)
+    pictures.deviations(folder / "deviations.png", found.proofs, found.seen)
     size = found.proofs[0].size
     if images is None:
         image = pictures.smooth(size, model.config.input_shape[-1]).astype(np.float32)

@@ -22,8 +22,12 @@ STYLES = ("-", "--", ":")
 SHOWN = 5  # stages in the picture of features
 
 
-def deviations(path: pathlib.Path, proofs: Sequence[Proof]) -> None:
-    """Plot the largest deviation and the mean correlation of every stage, for each symmetry and precision."""
+def deviations(path: pathlib.Path, proofs: Sequence[Proof], seen: Proof | None = None) -> None:
+    """Plot the largest deviation and the mean correlation of every stage, for each symmetry and precision.
+
+    Args:
+      seen: the proof on images, whose correlations are shown too.
+    """
     names = [stage.name.removeprefix("the ").removeprefix("block ") for stage in proofs[0].stages]
     figure = Figure(figsize=(max(7, 0.42 * len(names) + 2), 6.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
@@ -36,11 +40,12 @@ def deviations(path: pathlib.Path, proofs: Sequence[Proof]) -> None:
                 first = [stage.name for stage in proof.stages].index(at.stage)
                 above.plot(first, worst[first], "x", color=color, markersize=11, markeredgewidth=2)
         above.axhline(proof.bound, color="grey", linestyle=style, linewidth=0.8)
-    for symmetry in ("octic", "shift"):
-        rows = proofs[0].rows(symmetry)
-        below.plot(proofs[0].correlations[rows].mean(0), marker=".", color=COLORS[symmetry], label=symmetry)
+    for proof, what, style in ((proofs[0], "random", "-"), (seen, "images", "--")):
+        for symmetry in ("octic", "shift") if proof is not None else ():
+            mean = proof.correlations[proof.moving(symmetry)].mean(0)
+            below.plot(mean, style, marker=".", color=COLORS[symmetry], label=f"{symmetry}, {what}")
     above.set(yscale="log", ylim=(ZERO / 3, 30), ylabel="largest deviation")
-    above.set_title("grey: bounds; a cross: the first stage beyond", fontsize=9)
+    above.set_title("grey: bounds; cross: the first stage beyond its bound; bottom line: zero", fontsize=9)
     below.set(ylim=(-0.25, 1.05), ylabel="correlation", xlabel="block", xticks=range(len(names)))
     below.set_xticklabels(names, rotation=45 if len(names) > 14 else 0, ha="right" if len(names) > 14 else "center")
     for axes in (above, below):

@@ -16,7 +16,7 @@ import numpy as np
 
 from equivit import precision
 from equivit.evaluation.protocol import offers
-from equivit.guarantees.motions import Motion, overlaps
+from equivit.guarantees.motions import Motion, Turn, overlaps
 from equivit.models.features import Grid
 from equivit.models.model import ModelModule
 from equivit.symmetry.groups import Group
@@ -81,6 +81,10 @@ class Proof:
     def rows(self, symmetry: str) -> np.ndarray:
         """The positions of a symmetry's motions."""
         return np.array([k for k, motion in enumerate(self.motions) if symmetry in motion.symmetries], int)
+
+    def moving(self, symmetry: str) -> np.ndarray:
+        """The positions of a symmetry's motions, without the identity."""
+        return np.array([k for k in self.rows(symmetry) if self.motions[k] != Turn("e")], int)
 
     def broken(self, symmetry: str) -> Break | None:
         """Where a symmetry breaks first; None if it holds."""

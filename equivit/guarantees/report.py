@@ -49,11 +49,10 @@ def lines(report: Report) -> list[str]:
     for symmetry in SYMMETRIES:
         worst = ", ".join(f"{_worst(proof, symmetry):.1e} in {proof.precision}" for proof in report.proofs)
         at = report.broken(symmetry)
-        verdict = (
-            HOLDS[report.holds(symmetry)]
-            if at is None
-            else f"breaks first at {at.stage} ({at.motion}: {at.deviation:.1e})"
-        )
+        if at is None:
+            verdict = HOLDS[report.holds(symmetry)]
+        else:
+            verdict = f"breaks first at {at.stage} ({at.motion}: {at.deviation:.1e})"
         found.append(f"{symmetry:6} {verdict}; largest deviation {worst}")
     if report.measured is not None:
         for name, change in report.measured.groups.items():
@@ -144,14 +143,9 @@ def _by_stage(report: Report) -> str:
         for proof, inputs in ((report.proofs[0], "random"), (report.seen, "images")):
             if proof is not None:
                 header.append(f"{symmetry}, correlation on {inputs}")
-                columns.append([f"{x:.3f}" for x in proof.correlations[_moving(proof, symmetry)].mean(0)])
+                columns.append([f"{x:.3f}" for x in proof.correlations[proof.moving(symmetry)].mean(0)])
     stages = [(s.name, "dense" if s.group is None else f"{s.group.name} field") for s in report.proofs[0].stages]
     return _table(header, [(*stage, *row) for stage, row in zip(stages, zip(*columns, strict=True), strict=True)])
-
-
-def _moving(proof: Proof, symmetry: str) -> np.ndarray:
-    """The positions of a symmetry's motions, without the identity."""
-    return np.array([k for k in proof.rows(symmetry) if proof.motions[k].name != "element 'e'"], int)
 
 
 def _by_motion(proofs: Sequence[Proof]) -> str:
