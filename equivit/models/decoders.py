@@ -48,6 +48,11 @@ class MaskedAutoencoderConfig:
                 "MaskedAutoencoder: the patches of this adaptive encoder begin where the content decides, away from "
                 "those whose pixels are predicted; create it with adaptive=False."
             )
+        if self.encoder.replaced:
+            raise ValueError(
+                "MaskedAutoencoder: replaced blocks convolve the whole grid of patches, of which this encoder sees "
+                "some; create it with replaced=(), and replace blocks after the training."
+            )
 
     num_classes: ClassVar = None
 
