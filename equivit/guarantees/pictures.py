@@ -40,8 +40,9 @@ def deviations(path: pathlib.Path, proofs: Sequence[Proof], seen: Proof | None =
                 first = [stage.name for stage in proof.stages].index(at.stage)
                 above.plot(first, worst[first], "x", color=color, markersize=11, markeredgewidth=2)
         above.axhline(proof.bound, color="grey", linestyle=style, linewidth=0.8)
-    for proof, what, style in ((proofs[0], "random", "-"), (seen, "images", "--")):
-        for symmetry in ("octic", "shift") if proof is not None else ():
+    compared = [(proofs[0], "random", "-"), *([] if seen is None else [(seen, "images", "--")])]
+    for proof, what, style in compared:
+        for symmetry in ("octic", "shift"):
             mean = proof.correlations[proof.moving(symmetry)].mean(0)
             below.plot(mean, style, marker=".", color=COLORS[symmetry], label=f"{symmetry}, {what}")
     above.set(yscale="log", ylim=(ZERO / 3, 30), ylabel="largest deviation")

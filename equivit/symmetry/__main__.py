@@ -63,9 +63,12 @@ def _symmetries(text: str) -> tuple[str, ...]:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from equivit import files
     from equivit.guarantees import examine, report
     from equivit.training import loading
 
+    if options.output is not None:
+        files.make_directory(options.output)  # before the work
     config, model = loading.with_config(options.input)
     size = options.image_size or tuple(model.config.input_shape[:2])
     images = None if options.images is None else _images(options.images, config.data, size)
@@ -91,9 +94,9 @@ def _images(place: str, data: "ConfigDict", size: tuple[int, int]) -> "Images":
     from equivit.predict import listed
 
     data = type(data)({**data, "image_size": size, "eval_crop": data.eval_crop.replace("whole", "centre")})
-    prepare, files = transforms.Evaluation(data), list(listed([place]))
-    chosen, found = [files[k * len(files) // MOST] for k in range(MOST)] if len(files) > MOST else files, []
-    for file in chosen:
+    prepare, files, found = transforms.Evaluation(data), list(listed([place])), []
+    number = min(MOST, len(files))
+    for file in (files[k * len(files) // number] for k in range(number)):
         try:
             content = directories.content(pathlib.Path(file))
             image = reading.decode(content, data.channels or 3, data.max_pixels)

@@ -105,6 +105,7 @@ def test_a_pair_is_trained_saved_loaded_exported_and_symmetric(pair, tmp_path):
     trained = objective.exported(module, objective.extra(logical.take(module)))
     saved.save(tmp_path / "model", trained)
     model = saved.load(tmp_path / "model")
+    assert model.config == trained.config
     jax.tree.map(np.testing.assert_array_equal, logical.take(model), logical.take(trained))
 
     inner = proof.backbone(model) if pair[1] == "MAE" else model
