@@ -61,7 +61,7 @@ class Proof:
 
     Attributes:
       deviations: [motions, stages], the largest difference to the moved features, relative to their largest entry;
-        infinite if the maps differ in shape.
+        infinite if the maps differ in shape or are not finite.
       correlations: [motions, stages], the correlation of both over tokens (of the output, over its entries): 1 for a
         symmetric model, about 0 for unrelated features.
     """
@@ -188,7 +188,8 @@ def _check(name: str, values: Any) -> None:
 
 def _compared(found: Grid, expected: Grid) -> tuple[float, float]:
     """The deviation and the correlation of two maps."""
-    if found.values.shape != expected.values.shape or found.stride != expected.stride:
+    alike = found.values.shape == expected.values.shape and found.stride == expected.stride
+    if not alike or not np.isfinite(found.values).all():
         return np.inf, 0.0
     b = expected.values.astype(np.float64)
     axes = tuple(range(b.ndim - 1)) if b.shape[1] * b.shape[2] > 1 else (-1,)  # the output has too few tokens

@@ -85,6 +85,21 @@ def test_one_wrong_channel_of_a_block_is_found(monkeypatch):
         assert at is None or at.stage == "block 0" and 1e-10 < at.deviation < 1e-8
 
 
+def test_a_map_that_is_not_finite_or_of_another_shape_deviates(monkeypatch):
+    model, right = small("I8"), proof.features
+
+    def wrong(change, module, images):
+        grids = right(module, images)
+        if images.shape[1] == 12:  # the turned ones
+            grids[2] = dataclasses.replace(grids[2], values=change(np.array(grids[2].values)))
+        return grids
+
+    for change in (lambda values: values * np.nan, lambda values: values[:, 1:]):
+        monkeypatch.setattr(proof, "features", functools.partial(wrong, change))
+        at = proof.prove(model, inputs((8, 12)), (Turn("e"), Turn("r")), at="float64").broken("octic")
+        assert at is not None and (at.motion, at.stage, at.deviation) == ("element 'r'", "block 1", np.inf)
+
+
 def test_an_adaptive_model_follows_shifts_to_the_bit():
     """Every residue of its stride and of its windows, in float64 and bfloat16."""
     options = dict(adaptive=True, image_size=(8, 16), num_classes=5, **SWIN)
