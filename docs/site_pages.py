@@ -28,7 +28,7 @@ PAGES = {
 FILES = {page: file for file, page in PAGES.items()}
 # The rooms of the reference, in the order of their imports; "commands" are the modules of equivit itself.
 ROOMS = ("commands", "symmetry", "kernels", "layers", "models", "depthwise", "data", "objectives", "evaluation")
-ROOMS += ("pretrained", "training", "testing", "targets", "acceleration", "configs")
+ROOMS += ("pretrained", "training", "testing", "targets", "acceleration", "guarantees", "configs")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 

@@ -61,9 +61,9 @@ jax.config.update("jax_platforms", "cpu")
 # part took beside them; no test fails by time.
 BUDGETS = {
     "training": 304,
-    "models": 316,
+    "models": 334,
     "kernels": 225,
-    "colabs": 259,
+    "colabs": 269,
     "parity": 179,
     "recipes": 145,
     "experiments": 155,
@@ -75,6 +75,7 @@ BUDGETS = {
     "fuzz": 38,
     "pretrained": 44,
     "symmetry": 21,
+    "guarantees": 12,
     "targets": 2,
     "": 274,  # the modules beside the folders
 }

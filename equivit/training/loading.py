@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from equivit import pretrained
 from equivit.data import config as data_config
@@ -70,6 +71,27 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     if step is not None and jax.process_index() == 0:
         print(f"{place}: the model of step {step}.", flush=True)
     return model
+
+
+def with_config(place: str, weights: str | None = None) -> tuple[ConfigDict, ModelModule]:
+    """The model at a place, and a config whose `data` prepare images for it.
+
+    Args:
+      place: as in `load_model`.
+      weights: for a run, one of its objective's weights, such as "averaged"; None for the first.
+
+    Raises:
+      FileNotFoundError: the place holds no model.
+      ValueError: `weights` of a place that is no run, or a model of other inputs than images.
+    """
+    if is_run(pathlib.Path(place)):
+        config, model, _ = checkpoints.load_run(pathlib.Path(place), weights=weights)
+        return config, model
+    if weights is not None:
+        raise ValueError(f"--weights={weights} is only for a run; {place} has one set of weights.")
+    config, model = configs.get_base(), load_model(place)
+    config.data.update(preparation(place, model.config))
+    return config, model
 
 
 def _is_public(place: str) -> bool:

@@ -122,6 +122,11 @@ class ViT(Switched):
         each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.items()}
         return self._features(x, layout, frame, norm, each)
 
+    def embedding(self, images: jax.Array) -> Features:
+        """The features before the first block, as in `Model`; a field as in `features`."""
+        images, frame, _ = self.place(images)
+        return self._features(*self._embed(images, None, None), frame, False, {})
+
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """The origin of patches chosen for each image: {"patch_embed": (index [B], relative gap [B])}.
 
