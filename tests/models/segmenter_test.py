@@ -12,7 +12,7 @@ from flax import nnx
 from equivit import logical, testing
 from equivit.layers import resizing
 from equivit.layers.batch_stats import recording
-from equivit.models import zoo
+from equivit.models import saved, zoo
 from equivit.models.segmenter import decoders as segmentation_decoders
 from equivit.models.segmenter.model import SegmenterConfig
 from equivit.symmetry import fields
@@ -188,6 +188,14 @@ def test_a_flip_model_mirrors_with_the_image():
         m, x = model(configured("flip_vit_ti16", decoder="octic"), np.float64), images()
         upright = np.asarray(run(m, x))
         np.testing.assert_allclose(run(m, x[:, :, ::-1]), upright[:, :, ::-1], atol=1e-10 * np.abs(upright).max())
+
+
+def test_saved_and_loaded(tmp_path):
+    m = model(configured("swin_t"))
+    saved.save(tmp_path, m)
+    again = saved.load(tmp_path)
+    assert again.config == m.config
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again), jax.tree.leaves(m))
 
 
 def test_training_gives_two_kinds_of_logits_and_statistics():
