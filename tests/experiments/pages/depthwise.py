@@ -22,7 +22,8 @@ def depthwise_small():
     " | CamVid: before | after | squared error"
 )
 def depthwise_forms():
-    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in ("cifar10", "blood_cells", "camvid")]
+    sets = ("cifar10", "blood_cells", "camvid")
+    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in sets]
     for row in studies[0]["rows"]:
         cells = []
         for found in studies:
@@ -39,3 +40,8 @@ def sentences():
     ):
         pair = "lowest - highest"
         yield words.format(gap("depthwise_small_images", pair, data), error("depthwise_small_images", pair, data))
+    forms = [
+        ("depthwise_small_images", "lowest - highest", f"{data}_forms") for data in ("cifar10", "blood_cells", "camvid")
+    ]
+    words = "{}, {} and {} points above highest (standard errors {}, {} and {})"
+    yield words.format(*(gap(*form) for form in forms), *(error(*form) for form in forms))
