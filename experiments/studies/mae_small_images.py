@@ -38,7 +38,7 @@ ROUNDING = 1e-4  # of float32, through eight blocks
 
 def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
-    parser.set_defaults(epochs=8, seeds=[0])
+    parser.set_defaults(epochs=6, seeds=[0])
     parser.add_argument("--rows", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
     options = parser.parse_args(arguments)
     rows, shown = {}, {}
