@@ -202,8 +202,9 @@ def test_refused_before_anything_is_written(arguments, message, place, capsys):
 def test_models_that_cannot_be_octic_are_refused(fields, message, monkeypatch, tmp_path):
     monkeypatch.setattr(plan.loading, "load_model", lambda *_, **__: dense(**fields))
     with pytest.raises(ValueError, match=message):
-        run_debug(tmp_path)
+        run(tmp_path, "--debug")
 
 
-def run_debug(place):
-    return run(place, "--debug")
+def test_a_map_at_the_transition_is_for_dropped_symmetries():
+    with pytest.raises(ValueError, match="transition_map=True is for families H8 and H2, .* not for I8"):
+        zoo.configuration("octic_vit_ti16", family="I8", transition_map=True)

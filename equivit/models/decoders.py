@@ -5,11 +5,11 @@ Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: J
 With decoder="equivariant", which is ours, the reconstruction of a turned image under the turned mask is the turned
 reconstruction.  What the decoder reads decides for which encoders that is possible:
 
-| family | the encoder's tokens after its last block | the decoder starts with          |
-|--------|-------------------------------------------|----------------------------------|
-| D8, D2 | fields                                    | an isotypic linear map           |
-| I8, I2 | invariant: the group only moves them      | invariants times positions, a field (`Lift`) |
-| H8, H2 | dense, without a symmetry                 | no equivariant map exists: refused |
+| family | the encoder's last tokens            | the decoder begins with              |
+|--------|--------------------------------------|--------------------------------------|
+| D8, D2 | fields                               | an isotypic linear map               |
+| I8, I2 | invariant: the group only moves them | `Lift`: invariants times positions   |
+| H8, H2 | dense, without a symmetry            | no equivariant map exists: refused   |
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ class MaeDecoder(nnx.Module):
     The tokens before the patches (the class token, or the J rows of a Jumbo token) are ordinary tokens without a
     position.  Removed patches are replaced by the mask token, which is invariant in an equivariant decoder.
 
-    Shapes: rows [*B, P + K, D], keep int [*B, K], grid (h, w) -> [*B, h w, ph pw C], pixels in `patchify`'s order.
+    Shapes: tokens [*B, P + K, D], keep int [*B, K], grid (h, w) -> [*B, h w, ph pw C], pixels in `patchify`'s order.
     """
 
     def __init__(self, config: MaskedAutoencoderConfig, *, rngs: nnx.Rngs):
