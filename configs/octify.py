@@ -21,7 +21,7 @@ def get_config(mode: str = "full"):
     c = config.get_base("feature_matching")
     c.epochs, c.batch_size, c.precision = 10, 256, "mixed"
     c.model = dict(name="octic_vit_s16", num_classes=None)
-    c.objective.teacher = TEACHER
+    c.objective.teacher = "zoo:vit_pico16" if w.quicktest else TEACHER
     c.data.update(source="tfds:imagenet2012", eval_split="validation", channels=3, image_size=(224, 224), workers=16)
     c.data.augment.update(crop="random_resized", scale=(0.4, 1.0), flip=0.5)
     c.optimizer.update(name="adamw", weight_decay=0.05, clip=1.0)
@@ -36,5 +36,5 @@ def get_config(mode: str = "full"):
         c.checkpoint.update(every_steps=None, every_seconds=120)
     if w.quicktest:
         recipes.small(c, name="octic_vit_pico16", transition_map=True)
-        c.objective.teacher, c.evaluation.knn.ks = "zoo:vit_pico16", (5,)
+        c.evaluation.knn.ks = (5,)
     return c
