@@ -10,16 +10,18 @@
 # make fuzz         attack everything that reads files with inputs of its own: make fuzz MINUTES=60
 # make soak         kill runs and commands at random moments, and look for what is lost: about 40 minutes
 
+# The suite is planned for two cores; each of its processes waits for an eighth of its time.
+PROCESSES ?= 3
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $(p))))
 RUN = $(VENV)/bin/python
 TESTS ?= tests
-PYTEST = $(RUN) -m pytest -n 2
+PYTEST = $(RUN) -m pytest -n $(PROCESSES)
 WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart install-export test test-rest test-all coverage docs notebooks package-test fuzz soak lint clean
+.PHONY: quickstart install-export test run-tests test-rest test-all coverage docs notebooks package-test fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -29,7 +31,9 @@ quickstart: $(VENV)/.installed
 
 install-export: $(VENV)/.installed-export
 
-test: $(VENV)/.installed-dev $(VENV)/.installed-export lint
+test: lint run-tests
+
+run-tests: $(VENV)/.installed-dev $(VENV)/.installed-export
 ifeq ($(TESTS),tests)
 	$(PYTEST) --dist loadscope --no-loadscope-reorder --part quick tests
 else

@@ -20,13 +20,15 @@ PAGES = {
     "experiments/README.md": "results/index.md",
     "experiments/benchmarks/README.md": "results/benchmarks.md",
     "experiments/studies/README.md": "results/studies.md",
+    "experiments/studies/depthwise.md": "results/depthwise.md",
+    "experiments/studies/exactness.md": "results/exactness.md",
     "experiments/tables/README.md": "results/tables.md",
     "tests/README.md": "tests.md",
 }
 FILES = {page: file for file, page in PAGES.items()}
 # The rooms of the reference, in the order of their imports; "commands" are the modules of equivit itself.
 ROOMS = ("commands", "symmetry", "kernels", "layers", "models", "depthwise", "data", "objectives", "evaluation")
-ROOMS += ("pretrained", "training", "testing", "targets", "acceleration", "configs")
+ROOMS += ("pretrained", "training", "testing", "targets", "acceleration", "guarantees", "configs")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 

@@ -22,8 +22,10 @@ COMMANDS = (
     "profile",
     "summarize",
     "sweep",
+    "symmetry",
     "train",
 )
+ROOMS = ("symmetry",)  # commands with the name of a room
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,13 +40,18 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: there is no command '{errors.word(name)}'{errors.nearest(name, COMMANDS)}.", file=sys.stderr)
         return 2
-    return importlib.import_module(f"equivit.{name}").main(rest)
+    return importlib.import_module(module(name)).main(rest)
+
+
+def module(name: str) -> str:
+    """The module of a command; a command of the name of a room is the room's `__main__`."""
+    return f"equivit.{name}.__main__" if name in ROOMS else f"equivit.{name}"
 
 
 def _help() -> str:
     """The commands, each with the first line of its docstring."""
-    folder = pathlib.Path(__file__).parent
-    trees = {name: ast.parse((folder / f"{name}.py").read_text()) for name in COMMANDS}
+    folder = pathlib.Path(__file__).parents[1]
+    trees = {name: ast.parse((folder / f"{module(name).replace('.', '/')}.py").read_text()) for name in COMMANDS}
     lines = (f"  {name:12}{(ast.get_docstring(tree) or '').splitlines()[0]}" for name, tree in trees.items())
     return "\n".join(("usage: equivit COMMAND ...\n", *lines, "\n`equivit COMMAND --help` describes a command."))
 

@@ -25,15 +25,32 @@ class Refused(Exception):
     """A file demands too much memory or is invalid; the message follows the file's name."""
 
 
-class Archive:
-    """A zip file open for reading, with a budget of decompressed bytes; `fix` is the remedy in the error beyond it.
+class Budget:
+    """The bytes that the content of a file may take; `fix` is the remedy in the error beyond it."""
+
+    def __init__(self, path: str | os.PathLike, fix: str):
+        self.path, self.fix, self.size = pathlib.Path(path), fix, pathlib.Path(path).stat().st_size
+        self._left = max(FREE, RATIO * self.size)
+
+    def claim(self, what: str, size: int) -> None:
+        """Take `size` bytes from the budget; Refused if it is exceeded."""
+        if size > self._left:
+            raise Refused(
+                f"{what} takes {size:,} bytes, and the total exceeds {max(FREE, RATIO * self.size):,}, the most "
+                f"that a file of {self.size:,} bytes may expand to; {self.fix}."
+            )
+        self._left -= size
+
+
+class Archive(Budget):
+    """A zip file open for reading, with a budget of decompressed bytes.
 
     Raises zipfile.BadZipFile if the file is damaged.
     """
 
     def __init__(self, path: str | os.PathLike, fix: str):
-        self.path, self.fix, self.size = pathlib.Path(path), fix, pathlib.Path(path).stat().st_size
-        self._zip, self._left = zipfile.ZipFile(path), max(FREE, RATIO * self.size)
+        super().__init__(path, fix)
+        self._zip = zipfile.ZipFile(path)
 
     def __enter__(self):
         return self
@@ -59,15 +76,6 @@ class Archive:
         self.claim(errors.shown(name), size := self.declared(name))
         with self.open(name) as stream:
             return stream.read(size)  # without a size, the whole entry is decompressed, whatever it declares
-
-    def claim(self, what: str, size: int) -> None:
-        """Take `size` bytes from the budget; Refused if it is exceeded."""
-        if size > self._left:
-            raise Refused(
-                f"{what} takes {size:,} bytes, and the total exceeds {max(FREE, RATIO * self.size):,}, the most "
-                f"that a file of {self.size:,} bytes may expand to; {self.fix}."
-            )
-        self._left -= size
 
 
 class Npz(Archive):

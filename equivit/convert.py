@@ -17,7 +17,7 @@ from equivit import command
 
 # The sources of pretrained/.
 FORMATS = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "siglip", "jumbo", "mae")
-FORMATS += ("mae_autoencoder", "dinov2", "timm")
+FORMATS += ("mae_autoencoder", "dinov2", "dinov3", "timm")
 HUB = "hf"
 MLPS = ("gelu", "gelu_tanh", "quick_gelu")
 HINTS = ("num_heads", "image_size", "window_size", "num_classes", "family", "mlp", "head", "checkpoint_key")

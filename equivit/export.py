@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command.parser("export", __doc__)
-    parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model or a run directory")
+    parser.add_argument("--input", required=True, type=pathlib.Path, help="a saved model, a run or public weights")
     parser.add_argument("--output", required=True, type=pathlib.Path, help="file ending in .onnx or .stablehlo")
     parser.add_argument("--image_size", required=True, type=command.size, help="HEIGHT,WIDTH in pixels")
     parser.add_argument("--batch", type=_batch, default=1, help="images per call (%(default)s), or dynamic")

@@ -79,17 +79,10 @@ def load(place: str | os.PathLike, *, weights: str | None = None, **options: Any
       ValueError: the model predicts neither classes nor label maps.
     """
     from equivit.evaluation.predictor import Predictor
-    from equivit.training import checkpoints, loading
-    from equivit.training import config as configs
+    from equivit.training import loading
 
     place = os.fspath(place)
-    if loading.is_run(pathlib.Path(place)):
-        config, model, _ = checkpoints.load_run(pathlib.Path(place), weights=weights)
-    elif weights is not None:
-        raise ValueError(f"--weights={weights} is only for a run; {place} has one set of weights.")
-    else:
-        config, model = configs.get_base(), loading.load_model(place)
-        config.data.update(loading.preparation(place, model.config))
+    config, model = loading.with_config(place, weights)
     return Predictor(model, config, loading.trained_on(place).classes, **options)
 
 

@@ -223,6 +223,7 @@ def _stored(path: pathlib.Path, config: ConfigDict) -> dict:
     result, recipe = files.read_json(path, "recipe"), sweep_config.recipe(config)
     if not isinstance(stored := result["recipe"], dict):
         raise ValueError(f"{path} is damaged, its recipe is {errors.shown(stored)}; remove it to create it again.")
+    stored = sweep_config.recipe(sweep_config.get_base()) | stored  # keys that came later had their defaults
     if other := sorted(key for key in stored.keys() | recipe.keys() if stored.get(key) != recipe.get(key)):
         key = other[0]
         raise ValueError(

@@ -18,8 +18,10 @@ from equivit import __main__, command, convert, export, onnx_files, pretrained, 
 from equivit.training.run import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
-FILES = sorted(path for path in (ROOT / "equivit").glob("[!_]*.py") if '"__main__"' in path.read_text())
-COMMANDS = [path.stem for path in FILES]
+FILES = [path for path in (ROOT / "equivit").glob("[!_]*.py") if '"__main__"' in path.read_text()]
+COMMANDS = sorted(
+    [path.stem for path in FILES] + [path.parent.name for path in (ROOT / "equivit").glob("*/__main__.py")]
+)
 LARGE = {"numpy", "jax", "flax", "optax", "orbax", "grain", "matplotlib", "rich", "PIL", "tensorboardX", "sklearn"}
 LARGE |= {"onnx", "onnxruntime", "jax2onnx"}
 PRINT = "import sys; print([*sys.modules])"
@@ -44,7 +46,7 @@ def test_the_dispatcher_and_the_docstring_have_all_commands():
 def test_help_imports_nothing_large(name):
     """As `python -m equivit.<command> --help`, which the parser ends."""
     program = (
-        f"import contextlib, equivit.{name} as command\n"
+        f"import contextlib, {__main__.module(name)} as command\n"
         "with contextlib.suppress(SystemExit): command.main(['--help'])\n"
     )
     assert not imported(program) & LARGE

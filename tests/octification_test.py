@@ -195,6 +195,7 @@ def test_refused_before_anything_is_written(arguments, message, place, capsys):
     [
         (dict(mlp="quick_gelu"), "octic layers cannot follow this model: ViT: mlp='quick_gelu' is for plain models"),
         (dict(width=40, num_heads=2), "must be divisible by num_heads=2 times 8"),
+        (dict(position="rotary"), "this model has rotary positions, which octic blocks lack"),
         (dict(adaptive=True), "this model has adaptive patches; begin with the original model"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -33,6 +33,7 @@ from equivit import (
 from equivit.configs import finetune_folder
 from equivit.evaluation import summary
 from equivit.models import zoo
+from equivit.symmetry import __main__ as symmetry
 from equivit.training import config as configs
 from equivit.training import fine_tuning, sweep_config, sweep_grid
 from experiments.__main__ import scripts
@@ -47,8 +48,8 @@ DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglo
 SCRIPTS = scripts()
 EXPERIMENTS = [f"experiments/{name}README.md" for name in ("", "tables/", "studies/", "benchmarks/")]
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, *EXPERIMENTS, "configs/README.md", "colabs/README.md")
-PROGRAMS = (accelerate, compare, convert, evaluate, export, predict, profile, summarize, sweep, train)
-COMMANDS = {module.__name__: module for module in PROGRAMS}
+PROGRAMS = (accelerate, compare, convert, evaluate, export, predict, profile, summarize, sweep, symmetry, train)
+COMMANDS = {module.__name__.removesuffix(".__main__"): module for module in PROGRAMS}
 EXAMPLES = "\n".join((ROOT / page).read_text() for page in ("README.md", *DOCS))
 BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.DOTALL | re.MULTILINE)
 

@@ -19,14 +19,17 @@ import numpy as np
 from equivit import errors
 from equivit.data import directories, held_out, lists
 from equivit.data.coco import Coco
+from equivit.data.hub import Hub
 from equivit.data.label_maps import Legend
 from equivit.data.npz import Npz
 from equivit.data.pairs import Pairs
 from equivit.data.prepared import Tfds
+from equivit.data.tars import WebDataset
 
 # Each kind and its argument; "" for none.
 KINDS = {"digits": "", "synthetic": "", "synthetic_maps": "", "tfds": "<name>", "folder": "<dir>", "list": "<file.txt>"}
-KINDS |= {"csv": "<file.csv>", "pairs": "<dir>", "coco": "<dir>", "npz": "<file>"}
+KINDS |= {"csv": "<file.csv>", "pairs": "<dir>", "coco": "<dir>", "npz": "<file>", "hf": "<name>"}
+KINDS |= {"webdataset": "<pattern.tar>"}
 
 
 class Source(Protocol):
@@ -221,6 +224,8 @@ def _opened(name: str, config: ml_collections.ConfigDict, split: str) -> Source:
         "coco": lambda: Coco(argument, split, void=void, max_pixels=config.max_pixels),
         "pairs": lambda: Pairs(argument, split, void=void),
         "tfds": lambda: Tfds(argument, split, void=void),
+        "hf": lambda: Hub(argument, split),
+        "webdataset": lambda: WebDataset(argument, split, class_split=config.split),
     }
     source = openers[kind]()
     if not len(source):

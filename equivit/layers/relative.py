@@ -180,8 +180,8 @@ class IsotypicAttention(_ByDistance, isotypic.Attention):
         self.distances = IsotypicDistances(grid, width // num_heads, group=group, rngs=rngs)
 
 
-def grid_of(layout: Layout | None) -> Pair:
-    """The grid of tokens; ValueError if some of them were removed."""
+def grid_of(layout: Layout | None, positions: str = "relative positions") -> Pair:
+    """The grid of tokens; ValueError if some of them were removed, which names the kind of positions."""
     if layout is None or len(layout.grid) != 2:
-        raise ValueError("relative positions: patches were removed (keep=), so the others do not fill a grid.")
+        raise ValueError(f"{positions}: patches were removed (keep=), so the others do not fill a grid.")
     return layout.grid[0], layout.grid[1]

@@ -65,6 +65,8 @@ class Stack(nnx.Module):
     It returns a value of the shape of x.  Its changes to its own variables, such as running statistics, are written
     back to the stack.
 
+    A profile names operations by block, "blocks.3/attn/linear", and those of a scan by all its blocks, "blocks.0-11".
+
     Args:
       runs: pairs (length, make); `make(rngs)` builds one block.
       remat: "none" keeps all activations for the backward pass, "full" recomputes each block, "dots" keeps only the
@@ -181,7 +183,7 @@ class Stack(nnx.Module):
         chosen, part = slice(offset, offset + end - begin), self.runs[run]
         if end - begin == 1:
             step = (begin, None if rates is None else rates[begin], jax.tree.map(lambda a: a[offset], part))
-            with taken:
+            with taken, jax.named_scope(f"blocks.{begin}"):
                 carried, changed = self._with_remat(functools.partial(block, phase=begin), True, part)(carried, step)
             _write(part, {name: value[None] for name, value in changed.items()}, chosen)
             return carried
@@ -191,12 +193,11 @@ class Stack(nnx.Module):
         if period > 1:
             steps = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), steps)
             body = functools.partial(_several, block, begin, period)
-        with taken:
-            unroll = _UNROLL.get() if self.unroll is None else self.unroll
-            loop = _written_out if unroll else jax.lax.scan
-            carried, changed = loop(
-                self._with_remat(body, unroll, part), carried, steps, length=(end - begin) // period
-            )
+        unroll = _UNROLL.get() if self.unroll is None else self.unroll
+        loop = functools.partial(_written_out, begin=begin, period=period) if unroll else jax.lax.scan
+        with taken, contextlib.nullcontext() if unroll else jax.named_scope(f"blocks.{begin}-{end - 1}"):
+            body = self._with_remat(body, unroll, part)
+            carried, changed = loop(body, carried, steps, length=(end - begin) // period)
         if period > 1:
             changed = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), changed)
         _write(self.runs[run], changed, None if end - begin == length else chosen)
@@ -306,13 +307,18 @@ def _call(carried, step, *, phase, phases, use, layout, shared, fold, train, key
     return (x, carry), {name: value for name, value in after.items() if value is not before[name]}
 
 
-def _written_out(body, carried, steps, length):
-    """`jax.lax.scan` without its loop.  One split gives all rows, so its gradient is one array, not a sum of many."""
+def _written_out(body, carried, steps, length, *, begin, period):
+    """`jax.lax.scan` without its loop.  One split gives all rows, so its gradient is one array, not a sum of many.
+
+    Args:
+      begin, period: the first block, and the blocks in a step, for the names in a trace.
+    """
     leaves, structure = jax.tree.flatten(steps)
     rows = [[row.squeeze(0) for row in jnp.split(leaf, length)] for leaf in leaves]
     seen = []
-    for row in zip(*rows, strict=True):
-        carried, part = body(carried, jax.tree.unflatten(structure, row))
+    for first, row in zip(itertools.count(begin, period), zip(*rows, strict=True), strict=False):
+        with jax.named_scope(f"blocks.{first}" if period == 1 else f"blocks.{first}-{first + period - 1}"):
+            carried, part = body(carried, jax.tree.unflatten(structure, row))
         seen.append(part)
     return carried, jax.tree.map(lambda *parts: jnp.stack(parts), *seen)
 

@@ -65,6 +65,11 @@ class MaskedAutoencoderConfig:
                 "MaskedAutoencoder: the patches of this adaptive encoder begin where the content decides, away from "
                 "those whose pixels are predicted; create it with adaptive=False."
             )
+        if self.encoder.replaced:
+            raise ValueError(
+                "MaskedAutoencoder: replaced blocks convolve the whole grid of patches, of which this encoder sees "
+                "some; create it with replaced=(), and replace blocks after the training."
+            )
         if self.decoder == "equivariant":
             self._check_symmetry()
 
@@ -198,6 +203,10 @@ class MaskedAutoencoder(nnx.Module):
     def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of a classification head on the encoder."""
         return self.encoder.pooled(images, key=key, train=train)
+
+    def embedding(self, images: jax.Array) -> Features:
+        """The features of the encoder before its first block."""
+        return self.encoder.embedding(images)
 
     def features(self, images: jax.Array, **options) -> Features:
         """The features of the encoder, which sees all patches."""

@@ -48,17 +48,21 @@ class Grid:
         return self.placed(values.repeat(height, axis=-3).repeat(width, axis=-2))
 
     def turned(self, element: str) -> "Grid":
-        """The same tokens on the image transformed by an element of the octic group."""
+        """The same tokens on the image transformed by an element of the octic group.
+
+        NumPy arrays stay on the host.
+        """
+        xp: Any = np if isinstance(self.offset, np.ndarray) else jnp
         stride, offset = self.stride, self.offset
         for letter in reversed(element):
             down, right = offset[..., 0], offset[..., 1]
             if letter == "r":
-                stride, offset = stride[::-1], jnp.stack([-right, down], axis=-1)
+                stride, offset = stride[::-1], xp.stack([-right, down], axis=-1)
             elif letter == "m":
-                offset = jnp.stack([down, -right], axis=-1)
+                offset = xp.stack([down, -right], axis=-1)
         values = fields.act_on_image(element, self.values)
         size = [count * step for count, step in zip(values.shape[-3:-1], stride, strict=True)]
-        return Grid(values, stride, offset % jnp.array(size, offset.dtype))
+        return Grid(values, stride, offset % xp.array(size, offset.dtype))
 
 
 @jax.tree_util.register_dataclass

@@ -38,6 +38,10 @@ class Model(Protocol):
         """The input of the head, [*B, features]."""
         ...
 
+    def embedding(self, inputs: jax.Array) -> Features:
+        """Tokens grouped by role, before the first block."""
+        ...
+
     def features(
         self, inputs: jax.Array, *, blocks: Indices = (), norm: bool = True, key: Key = None, train: bool = False
     ) -> Features:

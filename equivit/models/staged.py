@@ -195,6 +195,10 @@ class Staged(Switched):
         inner = {i: self._features(at, batch, norm and i >= final, {}) for i, at in seen.items()}
         return self._features(last, batch, norm, inner)
 
+    def embedding(self, images: jax.Array) -> Features:
+        """The features before the first stage, as in `Model`."""
+        return self._features(self.embedded(images), images.shape[:-3], False, {})
+
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """The choices of the adaptive parts for each image: the index, and the relative gap to the second best.
 

@@ -9,6 +9,9 @@ SIZE = "(?P<size>tiny|small|base|large|huge|giant)"
 PATTERNS = {
     r"dinov2_vit(?P<letter>[sblg])14(?P<registers>_reg)?": "dinov2_vit_{letter}14{registers}",
     rf"vit_{SIZE}_patch14_(?P<registers>reg4_)?dinov2": "dinov2_vit_{size}14{registers}",
+    rf"vit_{SIZE}(?P<plus>_plus)?_patch16_dinov3": "dinov3_vit_{size}16{plus}",
+    r"vit_7b_patch16_dinov3": "dinov3_vit_7b16",
+    r"dinov3_vit(?P<letter>[sblh]|7b)16(?P<plus>plus)?": "dinov3_vit_{letter}16{plus}",
     rf"vit_{SIZE}_patch(?P<patch>\d+)_clip_quickgelu_(?P<image>\d+)": "clip_vit_{size}{patch}",
     rf"(?:vit|deit|deit3)_{SIZE}_patch(?P<patch>\d+)_(?P<image>\d+)": "vit_{size}{patch}",
     rf"swin_{SIZE}_patch4_window(?P<window>\d+)_(?P<image>\d+)": "swin_{size}",
@@ -27,8 +30,9 @@ def translated(name: str) -> tuple[str, dict[str, Any]] | None:
             continue
         found = match.groupdict()
         if size := found.get("size"):
-            found["size"] = LETTERS[size] if ours.startswith(("vit", "dinov2", "clip")) else LETTERS[size][0]
+            found["size"] = LETTERS[size] if ours.startswith(("vit", "dinov", "clip")) else LETTERS[size][0]
         found["registers"] = "_reg" if found.get("registers") else ""
+        found["plus"] = "plus" if found.get("plus") else ""
         fields: dict[str, Any] = {}
         if image := found.get("image"):
             fields["image_size"] = (int(image), int(image))

@@ -112,6 +112,10 @@ def _check_model(model: Any) -> None:
     if config.replaced or config.adaptive:
         what = "replaced blocks" if config.replaced else "adaptive patches"
         raise ValueError(f"octify: this model has {what}; begin with the original model.")
+    if config.position == "rotary":
+        raise ValueError(
+            "octify: this model has rotary positions, which octic blocks lack; take one without, as DINOv2."
+        )
 
 
 def _octic(teacher: ViTConfig, family: str, blocks: int | None) -> ViTConfig:

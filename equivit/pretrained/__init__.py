@@ -30,7 +30,7 @@ from equivit.trained_on import TrainedOn
 # A new format is one file in this folder and one entry here.  The format of a file is the first whose mark it has; of
 # several kinds of a source, the last is the usual one.
 _FILES = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "siglip", "jumbo", "mae", "dinov2")
-_FILES += ("mobilenetv4", "efficientvit", "shvit", "mvit", "swin", "timm")
+_FILES += ("dinov3", "mobilenetv4", "efficientvit", "shvit", "mvit", "swin", "timm")
 _MODULES = [importlib.import_module(f"{__name__}.{file}") for file in _FILES]
 _ALL = [format for module in _MODULES for format in vars(module).values() if isinstance(format, Format)]
 FORMATS = {format.name: format for format in _ALL}  # the usual kind of model, by source
@@ -62,9 +62,9 @@ def load(
 
     Args:
       source: a key of `FORMATS`: "octic_vits", "flip", "timm" (also Swin, MViTv2, MobileNetV4, EfficientViT and SHViT),
-        "transformers" (ViT, DeiT, ViTMAE's encoder, Swin), "vit_jax" (also big_vision), "dinov2", "clip", "siglip",
-        "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".  Or the place of the weights, whose names then
-        determine the source; a plain ViT of "jumbo" or "mae" is read as timm's.
+        "transformers" (ViT, DeiT, ViTMAE's encoder, Swin), "vit_jax" (also big_vision), "dinov2", "dinov3", "clip",
+        "siglip", "cvt", "bixt", "jumbo", "mae" (the encoder) or "mae_autoencoder".  Or the place of the weights, whose
+        names then determine the source; a plain ViT of "jumbo" or "mae" is read as timm's.
       weights: a state dict, or a place: a file of safetensors, NumPy or torch with any ending, an index of shards, a
         folder with one of these, or a repository "hf:ORG/NAME" (`hub.py`).  Containers, wrappers and prefixes are
         removed.  A folder may also be a saved model, which takes only `num_classes` and `seed`.
@@ -205,7 +205,8 @@ def _kinds(source: str) -> list[Format]:
 def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.ndarray], list[str]]:
     """The format of a file, its state dict, and the names of dropped tensors."""
     for format in kinds:
-        state, left_out = reading.state_dict(content, format.rename, format.ignored, format.mark)
+        apart = content if format.unstacked is None else format.unstacked(content)
+        state, left_out = reading.state_dict(apart, format.rename, format.ignored, format.mark)
         if any(re.fullmatch(format.mark, name) for name in state):
             return format, state, left_out
     if kinds is not _ALL:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from equivit.layers import rotary
 from equivit.pretrained import places
 from equivit.trained_on import TrainedOn
 
@@ -43,7 +44,12 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: pretrained_window_sizes={config['pretrained_window_sizes']!r}, a SwinV2 tuned with larger "
             "windows than it was trained with, is no model here; take its version of one window size."
         )
-    if isinstance(activation := config.get("hidden_act"), str) and not config.get("use_swiglu_ffn"):
+    gated = config.get("use_gated_mlp")  # of DINOv3; DINOv2's gated MLP does not read the activation
+    if gated and config.get("hidden_act") != "silu":
+        raise ValueError(f"config.json: use_gated_mlp with hidden_act={config.get('hidden_act')!r} must have 'silu'.")
+    if config.get("rope_theta", rotary.BASE) != rotary.BASE:
+        raise ValueError(f"config.json: rope_theta={config['rope_theta']!r} must be {rotary.BASE:g}, as in DINOv3.")
+    if isinstance(activation := config.get("hidden_act"), str) and not (gated or config.get("use_swiglu_ffn")):
         if activation not in ACTIVATIONS:
             raise ValueError(f"config.json: hidden_act={activation!r} is not one of {', '.join(ACTIVATIONS)}.")
         found["mlp"] = ACTIVATIONS[activation]

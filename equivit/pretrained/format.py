@@ -106,6 +106,7 @@ class Format:
       table: (configuration, flavour) -> all tensors of such a file.
       default_flavour: configuration -> the flavour to write; None: always the first.
       rename: applied first to each name of a file; removes wrappers and chunks.
+      unstacked: content -> content, applied before `rename`; splits tensors that hold all blocks; None: there are none.
       written: (name, configuration, flavour) -> the name in a file that is written, with prefixes or separators that
         `rename` or `mark` remove; None: the name itself.
       ignored: patterns (`re.search`) of renamed tensors to leave out, such as r"\\.num_batches_tracked$".
@@ -123,6 +124,7 @@ class Format:
     table: Callable[[Any, str], Table]
     default_flavour: Callable[[Any], str] | None = None
     rename: Callable[[str], str] = reading.unwrapped
+    unstacked: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] | None = None
     written: Callable[[str, Any, str], str] | None = None
     ignored: tuple[str, ...] = ()
     require: Callable[[Mapping[str, np.ndarray], Mapping[str, Any]], None] | None = None

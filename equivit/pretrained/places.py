@@ -26,8 +26,6 @@ OTHERS = {
     b"<": "a web page; download the file itself",
     b"\x89HDF": "an HDF5 file; convert it to .safetensors",
     b"\x1f\x8b": "a gzip file; unpack it first",
-    b"\x80": "not a zip archive, which torch.save writes since torch 1.6; save it again with a newer torch, or as "
-    ".safetensors",
 }
 
 
@@ -89,6 +87,8 @@ def _read_file(path: pathlib.Path) -> Any:
         return torch_files.read(path) if _is_of_torch(path) else _read_npz(path)
     if start[8:9] == b"{":
         return safetensors_files.read(path)
+    if start.startswith(b"\x80"):
+        return torch_files.read(path)  # a pickle, as before torch 1.6
     if start.startswith(b"PK") or not start:
         raise ValueError(f"{path}: is {'damaged, a part of a zip archive' if start else 'empty'}; download it again.")
     kind = next((what for first, what in OTHERS.items() if start.startswith(first)), None)

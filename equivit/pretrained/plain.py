@@ -14,6 +14,7 @@ from equivit.pretrained import mapping
 from equivit.pretrained.format import Hints, State, require
 from equivit.pretrained.mapping import Pair, Rows, Table, named
 
+USUAL = 14  # patches per side where no tensor determines it: 224 pixels in patches of 16
 SMALL = 4  # patches per side; (SMALL - 1) x (SMALL + 1) is too elongated to be likely
 
 
@@ -25,7 +26,8 @@ class Spelling(NamedTuple):
 
     Attributes:
       qkv: one map, or separate maps of queries, keys and values.
-      fc, swiglu: the two maps of an MLP and of a gated MLP.
+      fc, swiglu: the two maps of an MLP and of a gated MLP, whose first may be separate maps of gates and values.
+      position: the table of positions; None: rotary positions.
       scales: the layer scales of a block.
       patch_bias: whether the patch embedding has a bias.
       pre_norm: the norm before the first block.
@@ -46,7 +48,7 @@ class Spelling(NamedTuple):
     proj: str = "attn.proj"
     norm2: str = "norm2"
     fc: tuple[str, str] = ("mlp.fc1", "mlp.fc2")
-    swiglu: tuple[str, str] | None = None
+    swiglu: tuple[str | tuple[str, str], str] | None = None
     scales: tuple[str, ...] = ("ls1.gamma", "ls2.gamma")
     norm: str = "norm"
     head: str | None = "head"
@@ -61,7 +63,10 @@ def fields(state: State, spelling: Spelling, hints: Hints) -> dict:
       ValueError: a required tensor is absent or has the wrong number of axes, or a hint is missing.
     """
     width, in_channels, *patch = state.shape(named(spelling.patch_embed, "weight"), 4)
-    size, class_position = _positions(state, spelling, tuple(patch), hints.image_size)
+    if spelling.position is None:
+        size, class_position = hints.image_size or (USUAL * patch[0], USUAL * patch[1]), False
+    else:
+        size, class_position = _positions(state, spelling, tuple(patch), hints.image_size)
     mlp, mlp_dim = _mlp(state, spelling)
     registers = spelling.registers or ""
     first = spelling.qkv if isinstance(spelling.qkv, str) else spelling.qkv[0]
@@ -147,13 +152,17 @@ def _require(config, spelling, source):
 def _mlp(state, spelling) -> tuple[str, int]:
     """Kind and hidden width: a SwiGLU's first map gives gates and values, twice the input of its second."""
 
-    def shape(name):
-        return state.shape(named(f"{spelling.blocks}.0.{name}", "weight"), 2)
+    def weight(name):
+        return named(f"{spelling.blocks}.0.{name}", "weight")
 
-    gates = spelling.swiglu is not None and named(f"{spelling.blocks}.0.{spelling.swiglu[0]}", "weight") in state
-    first, second = spelling.swiglu if spelling.swiglu and gates else spelling.fc
-    width = shape(first)[0]
-    if gates and (spelling.swiglu != spelling.fc or width == 2 * shape(second)[1]):
+    maps, second = spelling.swiglu or spelling.fc
+    first = maps if isinstance(maps, str) else maps[0]
+    if spelling.swiglu is None or weight(first) not in state:
+        return "gelu", state.shape(weight(spelling.fc[0]), 2)[0]
+    width = state.shape(weight(first), 2)[0]
+    if first != maps:  # separate maps of gates and values
+        return "swiglu", width
+    if spelling.swiglu != spelling.fc or width == 2 * state.shape(weight(second), 2)[1]:
         return "swiglu", width // 2
     return "gelu", width
 

@@ -1,9 +1,10 @@
 """Reading tensors from a .pth file, without torch and without running code from the file.
 
 A .pth file (torch 1.6 and later) is a zip archive: a pickle that describes the objects, and one raw file for each
-storage.  Unpickling can call anything, so only these names are known here: tensors, storages, OrderedDict, and
-argparse.Namespace, whose values are dropped.  Any other name is an error.  Memory is bounded in proportion to the
-file's size (`archives.py`), and the pickle reader cannot reach objects of this process (`pickles.py`).
+storage; older files have the same parts in sequence (`old_torch_files.py`).  Unpickling can call anything, so only
+these names are known here: tensors, storages, OrderedDict, and argparse.Namespace, whose values are dropped.  Any other
+name is an error.  Memory is bounded in proportion to the file's size (`archives.py`), and the pickle reader cannot
+reach objects of this process (`pickles.py`).
 
 A TorchScript archive has code and such a pickle, which describes a tree of modules.  The code is not read; the tree
 becomes a state dict, with parameters and buffers named by module paths.
@@ -21,6 +22,7 @@ import numpy as np
 
 from equivit.archives import Archive, Refused
 from equivit.errors import shown
+from equivit.pretrained.old_torch_files import OldArchive
 from equivit.pretrained.pickles import Machine, Name, Shell
 
 FIX = "save it again with torch.save, uncompressed, with tensors as .contiguous() copies"
@@ -44,16 +46,12 @@ def read(path: pathlib.Path) -> Any:
     """Read the saved object, with tensors as numpy arrays.
 
     Raises:
-      ValueError: the file is not such an archive, is damaged, holds anything but tensors and plain containers, or needs
+      ValueError: the file is neither, is damaged, holds anything but tensors and plain containers, or needs
         memory out of proportion to its size.
     """
-    if not zipfile.is_zipfile(path):
-        raise ValueError(
-            f"{path}: is not a zip archive, which .pth files are since torch 1.6; save it again with a newer torch, or "
-            "as .safetensors."
-        )
+    sizes = {name: dtype.itemsize for name, dtype in STORAGES.items()}
     try:
-        with Archive(path, FIX) as archive:
+        with Archive(path, FIX) if zipfile.is_zipfile(path) else OldArchive(path, FIX, sizes) as archive:
             return _Reader(archive).load()
     except Refused as error:
         raise ValueError(f"{path}: {error}") from None
@@ -86,7 +84,7 @@ class Storage:
 class _Reader:
     """Resolves the few names in the module's docstring."""
 
-    def __init__(self, archive: Archive):
+    def __init__(self, archive: Archive | OldArchive):
         (self._pickle,) = [n for n in archive.names if n.endswith("/data.pkl") or n == "data.pkl"]
         self._archive, self._root = archive, self._pickle.removesuffix("data.pkl")
         self._contents: dict[str, bytes] = {}  # of storages, by key
@@ -107,7 +105,7 @@ class _Reader:
                 return _ordered
             case ("argparse", "Namespace"):
                 return Namespace
-            case ("torch._utils", "_rebuild_tensor_v2"):
+            case ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor"):
                 return lambda *arguments: _tensor(self._archive, *arguments)
             case ("torch._utils", "_rebuild_parameter"):
                 return lambda data, requires_grad, hooks: data
@@ -119,7 +117,9 @@ class _Reader:
 
     def _storage(self, pid: Any) -> Storage:
         """The storage of a tensor: `pid` is ("storage", type, key, location, number of entries)."""
-        kind, name, key, _, length = pid
+        kind, name, key, _, length, *view = pid
+        if any(view):
+            raise Refused(f"has a view of the storage {shown(key)}; {FIX}.")
         if kind != "storage" or type(name) is not Name or name.name not in STORAGES or type(key) is not str:
             raise Refused("refers to something that is not a storage.")
         (length,) = _whole_numbers((length,), "the length of a storage")

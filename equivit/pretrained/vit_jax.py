@@ -2,12 +2,13 @@
 
 "vit_jax": google-research/vision_transformer, also AugReg, whose positions have a row for the class token;
 "big_vision": google-research/big_vision, with "params/" before each name and no such row; without positions, those are
-the fixed sin-cos table.  SigLIP's image encoders there pool by attention ("MAPHead_0").  Both codes compute GELU by its
-tanh approximation.
+the fixed sin-cos table.  A model trained under a scan has one tensor for all blocks, which is split.  SigLIP's image
+encoders there pool by attention ("MAPHead_0").  Both codes compute GELU by its tanh approximation.
 """
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from equivit.pretrained.mapping import Pair, Table, same
 
 NAME = "vit_jax"
 IMAGE = (224, 224)  # of files without positions, unless a hint has another
+STACKED = re.compile(r"((?:.*/)?Transformer/encoderblock)(/.+)")
 BLOCK, POOL = "Transformer.encoderblock.#", "MAPHead_0"
 # The names of attention, second norm and MLP in a block, and the table of positions.
 ATTENTION, POSITION = "MultiHeadDotProductAttention", "pos_embedding"
@@ -120,6 +122,17 @@ def _image_size(state: State, position: str, patch: tuple[int, int], with_class:
     return hints.image_size or (side * patch[0], side * patch[1])
 
 
+def _unstacked(content: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """`encoderblock/LayerNorm_0/scale` [depth, D] -> `encoderblock_0/LayerNorm_0/scale` [D], and so on."""
+    apart: dict[str, np.ndarray] = {}
+    for name, tensor in content.items():
+        if (match := STACKED.fullmatch(str(name))) is None or not getattr(tensor, "ndim", 0):
+            apart[name] = tensor
+            continue
+        apart |= {f"{match[1]}_{i}{match[2]}": block for i, block in enumerate(tensor)}
+    return apart
+
+
 def _rename(name: str) -> str:
     """`params/Transformer/encoderblock_0/LayerNorm_0/scale` -> `Transformer.encoderblock.0.LayerNorm_0.scale`."""
     return re.sub(r"encoderblock_(\d+)", r"encoderblock.\1", reading.unwrapped(name.replace("/", ".")))
@@ -139,6 +152,7 @@ FORMAT = Format(
     table,
     default_flavour=lambda config: "vit_jax" if config.class_position else "big_vision",
     rename=_rename,
+    unstacked=_unstacked,
     written=_written,
     mark=r"Transformer\.encoderblock\.0\.LayerNorm_0\.scale",
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from equivit import pretrained
 from equivit.data import config as data_config
@@ -28,14 +29,19 @@ def is_run(place: pathlib.Path) -> bool:
 
 
 def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
-    """The model in a run directory or a saved model, its training data, and the step of the checkpoint of a run.
+    """The model in a run directory, a saved model or public weights, its training data, and the step of a run.
 
-    Raises as `checkpoints.load_run` for a run and as `saved.load` for any other directory.
+    Raises as `pretrained.load` for weights, `checkpoints.load_run` for a run, and `saved.load` for any other directory.
     """
-    if (directory / "config.json").is_file() and not saved.is_saved(directory):  # of a run
+    step = None
+    if not saved.is_saved(directory) and _is_public(str(directory)):
+        model = pretrained.load(str(directory))
+    elif not directory.exists():
+        raise FileNotFoundError(f"{directory}: there is no such file or directory.")
+    elif (directory / "config.json").is_file() and not saved.is_saved(directory):  # of a run
         _, model, step = checkpoints.load_run(directory)
     else:
-        model, step = saved.load(directory), None
+        model = saved.load(directory)
     return model, trained_on(directory), step
 
 
@@ -65,6 +71,27 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     if step is not None and jax.process_index() == 0:
         print(f"{place}: the model of step {step}.", flush=True)
     return model
+
+
+def with_config(place: str, weights: str | None = None) -> tuple[ConfigDict, ModelModule]:
+    """The model at a place, and a config whose `data` prepare images for it.
+
+    Args:
+      place: as in `load_model`.
+      weights: for a run, one of its objective's weights, such as "averaged"; None for the first.
+
+    Raises:
+      FileNotFoundError: the place holds no model.
+      ValueError: `weights` of a place that is no run, or a model of other inputs than images.
+    """
+    if is_run(pathlib.Path(place)):
+        config, model, _ = checkpoints.load_run(pathlib.Path(place), weights=weights)
+        return config, model
+    if weights is not None:
+        raise ValueError(f"--weights={weights} is only for a run; {place} has one set of weights.")
+    config, model = configs.get_base(), load_model(place)
+    config.data.update(preparation(place, model.config))
+    return config, model
 
 
 def _is_public(place: str) -> bool:
@@ -101,7 +128,7 @@ def preparation(place: str, model: Config) -> dict[str, Any]:
         if jax.process_index() == 0:
             print(
                 f"{place}: nothing beside these weights says how images are normalised; taking "
-                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (those of big_vision and SigLIP are 0.5).",
+                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (those of Google's ViTs and SigLIP are 0.5).",
                 file=sys.stderr,
                 flush=True,
             )

@@ -6,8 +6,9 @@ multipliers are computed per slice, so a stacked model is optimised exactly like
 
 import dataclasses
 import fnmatch
+import fractions
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -36,8 +37,10 @@ class Rules:
       trainable: the optimised leaves, which may be abstract.
       no_decay: shell patterns of logical names without weight decay; they override `rule`.
       layer_decay: the layer-wise decay of the learning rate (`layer_factor`); None for none.
+      rates: factors of the learning rate by logical name (`rate_factors`), multiplied with the others.
 
-    Raises ValueError if a pattern matches no logical tensor, or if `layer_decay` is set for a model without blocks.
+    Raises ValueError if a factor is not a positive number, if a pattern matches no logical tensor, or if `layer_decay`
+    is set for a model without blocks.
     """
 
     def __init__(
@@ -47,9 +50,11 @@ class Rules:
         trainable: Arrays,
         no_decay: tuple[str, ...] = (),
         layer_decay: float | None = None,
+        rates: tuple[str, ...] = (),
     ):
         self.tables = tables
         everything = [tensor for table in tables.values() for tensor in table.flat]
+        named = rate_factors(rates, [tensor.name for tensor in everything])
         for pattern in no_decay:
             freezing.matching("optimizer.no_decay", pattern, [tensor.name for tensor in everything])
         if layer_decay is not None and not any(tensor.layers == (0,) for tensor in everything):
@@ -67,7 +72,10 @@ class Rules:
         def per_leaf(value):
             return {k: logical.per_tensor(tables[k], a, value) for k, a in trainable.items()}
 
-        self.lr = per_leaf(lambda tensor: rule(tensor).lr * layer_factor(tensor, layer_decay))
+        def rate(tensor):
+            return rule(tensor).lr * layer_factor(tensor, layer_decay) * named.get(tensor.name, 1.0)
+
+        self.lr = per_leaf(rate)
         self.decay = per_leaf(decays)
         self.matrix = per_leaf(lambda tensor: len(tensor.shape) > 1)
         self.clip = per_leaf(lambda tensor: rule(tensor).clip)
@@ -90,6 +98,26 @@ def layer_factor(tensor: Tensor, decay: float | None) -> float:
     return sum(decay ** (tensor.last - layer) for layer in tensor.layers) / len(tensor.layers)
 
 
+def rate_factors(rates: Iterable[str], names: Iterable[str]) -> dict[str, float]:
+    """The factors of `optimizer.rates`, such as "jumbo_mlp.*=1/6", by logical name; the last pattern decides.
+
+    Raises ValueError if a factor is not a positive number or fraction, or if a pattern matches no name.
+    """
+    found, names = {}, list(names)
+    for rate in rates:
+        pattern, _, factor = rate.rpartition("=")
+        try:
+            value = float(fractions.Fraction(factor.strip()))
+        except (ValueError, ZeroDivisionError):
+            value = 0.0
+        if not pattern or value <= 0:
+            raise ValueError(
+                f"optimizer.rates: {rate!r} must be a pattern of names and a positive factor, such as 'head.*=1/6'."
+            )
+        found |= dict.fromkeys(freezing.matching("optimizer.rates", pattern.strip(), names), value)
+    return found
+
+
 def create(
     config: ConfigDict,
     rule: Callable[[Tensor], Rule],
@@ -110,7 +138,7 @@ def create(
 
     `update` also takes `good`: whether the step keeps the new state (by default it does).
     """
-    rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay)
+    rules = Rules(rule, tables, trainable, tuple(config.no_decay), config.layer_decay, tuple(config.rates))
     parts = {"clip": _clip(rules, config.clip)} if config.clip else {}
     if config.name == "lars_optax":
         everywhere = dict.fromkeys(trainable, np.asarray(True))
@@ -247,3 +275,4 @@ class OptimizerConfig:
     # Patterns of frozen logical names (training/freezing.py): ("*", "!head.*") trains the head alone.
     freeze: tuple[str, ...] | tuple[()] = ()
     layer_decay: Inside | None = None  # factor of the learning rate per layer, from the head backwards; such as 0.75
+    rates: tuple[str, ...] | tuple[()] = ()  # factors of the learning rate by logical name, such as "head.*=1/6"

@@ -13,23 +13,18 @@ of the fall of the training loss in the last tenth of the steps.  --plan measure
 
 import argparse
 import functools
-import json
 import math
 import pathlib
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from equivit import files, summarize
-from equivit.data import loader
+from equivit import summarize
 from equivit.training import config as configs
-from equivit.training import loop
 from experiments import compiled_models, findings, flags, timing
-from experiments.studies import several_seeds
+from experiments.studies import held_out, several_seeds
 
 # 17 tokens, and so few images that two hours on two cores are a dozen epochs of each run.  Mirrored and shifted images
 # for every model: as on CIFAR, nothing is turned in training.
@@ -41,7 +36,6 @@ FAMILIES = ("H8", "I8", "D8")
 RULES = ("multiply-adds", "step time")  # the two budgets
 LEGAL = range(8, 1025, 8)  # 8 is the order of the group
 HEAD = 32  # channels of a head, within a factor of two
-HELD_OUT = 0.2  # of the training images
 FLAT = 0.02  # of the fall of the training loss, at most, in the last tenth of the steps
 ROUNDS = dict(warmup=3, runs=25)
 FIGURES = dict(upright="eval/orientation/upright", eight="eval/orientation/accuracy_mean")
@@ -73,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, plan in plans.items():
         data = options.workdir / name / "images.npz"
         if not data.is_file():
-            prepare(_config(name, Model("plain", options.width), options).data, data)
+            held_out.prepare(_config(name, Model("plain", options.width), options).data, data)
         rows += [_row(name, Model(*entry["model"]), entry, data, options) for entry in plan]
         show(rows, options)
     return 0
@@ -179,69 +173,27 @@ def estimate(entries: Iterable[Mapping], options: argparse.Namespace, steps: int
 # ---- Runs
 
 
-def prepare(data, path: pathlib.Path) -> None:
-    """Write the images, decoded and resized once, with a fixed fifth of the training images held out.
-
-    Splits: "train" is "fit" and "held_out" together; "test".
-    """
-    splits = {"train": several_seeds.decoded(data, data.split), "test": several_seeds.decoded(data, data.eval_split)}
-    order = np.random.default_rng(0).permutation(len(splits["train"]["label"]))
-    held_out = round(HELD_OUT * len(order))
-    for into, rows in (("held_out", order[:held_out]), ("fit", order[held_out:])):
-        splits[into] = {kind: array[np.sort(rows)] for kind, array in splits["train"].items()}
-    arrays = {f"{split}_{kind}": array for split, kinds in splits.items() for kind, array in kinds.items()}
-    classes = loader.evaluate(data, batch_size=1).source.classes
-    with files.replacing(path) as unfinished:
-        np.savez(unfinished, classes=np.array(classes), **arrays)
-
-
 def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argparse.Namespace) -> dict:
     """The figures of a model: its rate chosen, then a run for each seed."""
     directory = data.parent / f"{model.family}_{model.width}"
 
     def run(rate, seed, *splits):
-        overrides = [f"data.source=npz:{data}", "data.train_examples=None", "data.eval_examples=None", *splits]
+        overrides = [f"data.source=npz:{data}", *held_out.WHOLE, *splits]
         overrides += [f"schedule.lr={rate}", f"seed={seed}"]
-        return trained(_config(name, model, options, *overrides), directory / f"{splits[0]},lr={rate},seed={seed}")
+        return held_out.trained(
+            _config(name, model, options, *overrides), directory / f"{splits[0]},lr={rate},seed={seed}"
+        )
 
-    held_out = {}
+    tried = {}
     if len(options.rates) > 1:
-        splits = ("data.split=fit", "data.eval_split=held_out", "evaluation.suite=('accuracy',)")
-        held_out = {rate: run(rate, options.seeds[0], *splits) for rate in options.rates}
-        held_out = {rate: report and report["eval/accuracy/top1"] for rate, report in held_out.items()}
-    rate = best(held_out) if held_out else options.rates[0]
+        tried = {rate: run(rate, options.seeds[0], *held_out.CHOOSING) for rate in options.rates}
+        tried = {rate: report and report["eval/accuracy/top1"] for rate, report in tried.items()}
+    rate = held_out.best(tried) if tried else options.rates[0]
     reports = [run(rate, seed, "data.split=train", "evaluation.suite=('orientation',)") for seed in options.seeds]
     done = [report for report in reports if report is not None]
-    row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=held_out)
+    row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=tried)
     row |= dict(diverged=len(reports) - len(done), **several_seeds.by_seed(done, FIGURES))
-    return row | dict(late_fall=[late_fall(report["losses"]) for report in done])
-
-
-def trained(config, workdir: pathlib.Path) -> dict | None:
-    """The final figures of a run and its training losses; None if it diverged."""
-    try:
-        report = several_seeds.trained(config, workdir)
-    except loop.NotFiniteError as error:
-        print(error)
-        return None
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return report | {"losses": [line["loss"] for line in lines if "loss" in line]}
-
-
-def best(held_out: Mapping[float, float | None]) -> float:
-    """The rate with the highest accuracy, the first of equals; diverged runs have None."""
-    finished = {rate: value for rate, value in held_out.items() if value is not None}
-    if not finished:
-        raise ValueError(f"--rates={','.join(map(str, held_out))}: every run diverged; give smaller ones.")
-    return max(finished, key=finished.__getitem__)
-
-
-def late_fall(losses: Sequence[float]) -> float | None:
-    """The share of the fall of the loss in the last tenth of a run, by means over equal parts."""
-    part = max(1, len(losses) // 10)
-    if len(losses) < 3 * part or losses[0] <= (last := statistics.fmean(losses[-part:])):
-        return None
-    return (statistics.fmean(losses[-2 * part : -part]) - last) / (losses[0] - last)
+    return row | dict(late_fall=[held_out.late_fall(report["losses"]) for report in done])
 
 
 def _config(name: str, model: Model, options: argparse.Namespace, *overrides: str):
@@ -266,7 +218,7 @@ def show(rows: Sequence[dict], options: argparse.Namespace) -> None:
     gains = gains_of(rows)
     for name, gain in gains.items():
         print(f"{name}: {several_seeds.verdict(gain['gap'], gain['standard_error'])}")
-    about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, held_out=HELD_OUT)
+    about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, held_out=held_out.HELD_OUT)
     about |= dict(overrides=[*SHARED, *options.override], data=DATA)
     draw(rows, findings.picture(options))
     findings.write(options, {**about, "rows": rows, "gains": gains})

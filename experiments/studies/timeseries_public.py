@@ -7,11 +7,13 @@ The paper "closely follows" PatchTST.  Public PatchTST has batch norms after eac
 normalised one by one; ours has layer norms before each branch.  Both are trained plain, with registers and with a Jumbo
 token, by configs/timeseries.py, on six small sets.  A seed changes weights, dropout and the order of series.  The JSON
 file holds the results of all sweeps; missing ones are computed, and the same command resumes.  Printed are, for each
-seed, mean ranks over the sets and whether their order is the paper's, and differences between models.
+seed, mean ranks over the sets and whether their order is the paper's, and differences between models with standard
+errors over the sets.
 """
 
 import itertools
 import json
+import math
 import pathlib
 import statistics
 
@@ -79,8 +81,18 @@ def compared(found: dict[int, list[dict]], variant: str, kind: str) -> dict | No
     accuracy = dict(zip(WORDS, zip(*means, strict=True), strict=True))
     row = dict(variant=variant, kind=kind, sets=sorted({name for name, _ in shared}), ranks=ranks, accuracy=accuracy)
     row["as_in_the_paper"] = {seed: order(values) == order(PAPER[kind]) for seed, values in ranks.items()}
-    differences = {w: several_seeds.difference(accuracy["Jumbo"], accuracy[w]) for w in ("plain", "registers")}
-    return row | dict(gains={f"Jumbo - {other}": gain for other, gain in differences.items()})
+    return row | dict(gains={f"Jumbo - {word}": over_sets(tables, index) for index, word in enumerate(WORDS[:2])})
+
+
+def over_sets(tables: dict[int, dict], other: int) -> dict[str, float | None]:
+    """Jumbo minus another model, mean of the sets, and its standard error over sets.
+
+    A claim about models is one about other sets: those that were tried are a sample, and seeds are averaged first.
+    """
+    of_sets = zip(*(sets.values() for sets in tables.values()), strict=True)
+    gaps = [statistics.fmean(three[2] - three[other] for three in seeds) / 100 for seeds in of_sets]
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
+    return dict(gap=statistics.fmean(gaps), standard_error=error)
 
 
 def _whole(results: list[dict], variant: str, kind: str) -> dict:

@@ -7,10 +7,10 @@ import pytest
 
 from equivit import summarize
 from experiments.tables.octic.complexity import FLAVOURS, PAPER, SIZES
-from tests.experiments.pages import benchmarks, studies, tables
+from tests.experiments.pages import benchmarks, depthwise, exactness, studies, tables
 from tests.experiments.pages.figures import COMMANDS, ROOT
 
-PAGES = dict(tables=tables, studies=studies, benchmarks=benchmarks)
+PAGES = dict(tables=tables, studies=studies, depthwise=depthwise, exactness=exactness, benchmarks=benchmarks)
 TABLES = [(page, heading) for page in PAGES for heading in PAGES[page].PAGE.tables]
 COSTS = "model | M parameters | paper | GFLOPs, fused | unfused | paper"
 PARITY = "reference files | number | largest deviation"
@@ -53,7 +53,7 @@ def test_pages_agree_on_what_has_run_where():
     run = "Tested on one H100: the quickstart, forward passes and single training steps; no recipe has been run in full"
     assert all(run in page and "Not yet run on a TPU." in page for page in pages)
     assert "no released checkpoint has been loaded" in pages[0]
-    assert "No released checkpoint has been loaded" in studies.PAGE.text
+    assert "No released checkpoint has been loaded" in exactness.PAGE.text
 
 
 @pytest.mark.parametrize("page", PAGES)

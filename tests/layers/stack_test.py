@@ -1,5 +1,7 @@
 """Stacks and logical tensors."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical
+from equivit import logical, models
 from equivit.layers import isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.batch_stats import recording
@@ -327,3 +329,17 @@ def test_rules_are_computed_per_slice():
     values = logical.per_tensor(table, leaf, lambda t: float(t.name == "blocks.1.A2") + len(t.shape))
     chex.assert_shape(values, (2, 4, 1, 1))
     np.testing.assert_array_equal(values[..., 0, 0], [[2, 2, 2, 2], [2, 3, 2, 2]])
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+def test_operations_are_named_by_their_block_in_a_trace(unroll):
+    """Also those of the backward pass, whose rules trace the block again.  The body of a scan is a call with a name."""
+    model = models.create("vit_ti16", width=16, depth=2, num_heads=2, patch_size=8, unroll=unroll)
+    gradient = jax.jit(jax.grad(lambda model, images: model(images).sum()))
+    text = gradient.lower(model, jnp.zeros((1, 8, 8, 3))).as_text(debug_info=True)
+    names = {re.sub(r"(transpose|jvp)?[()]", "", name) for name in re.findall('"(.*?)"', text)}
+    blocks = ("jit<lambda>/blocks.0/", "jit<lambda>/blocks.1/") if unroll else ("",)
+    for part in ("attn/linear", "attn/attention", "mlp/linear"):
+        for block in blocks:
+            assert any(name.startswith(block + part) for name in names), (block, part)
+    assert unroll or any(name.startswith("jit<lambda>/blocks.0-1/while/body") for name in names)

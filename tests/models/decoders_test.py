@@ -10,7 +10,7 @@ from flax import nnx
 
 from equivit import logical, precision
 from equivit.layers.dense import unpatchify
-from equivit.models import decoders, saved, zoo
+from equivit.models import decoders, zoo
 from equivit.symmetry import fields
 
 # An odd, non-square grid: 3 x 5 patches; not the grid that positions are learned at.
@@ -154,14 +154,6 @@ def reconstruction(model, images, mask):
 def test_half_precision_is_close(kind):
     exact, model = predict(autoencoder("plain"), IMAGES, KEEP), precision.cast(autoencoder("plain"), kind)
     chex.assert_trees_all_close(predict(model, IMAGES, KEEP), exact, rtol=0, atol=0.1 * float(jnp.abs(exact).max()))
-
-
-def test_saved_and_loaded(tmp_path):
-    model = autoencoder("jumbo")
-    saved.save(tmp_path, model)
-    again = saved.load(tmp_path)
-    assert again.config == model.config
-    chex.assert_trees_all_equal(again, model)
 
 
 def test_bad_sizes_are_refused():

@@ -305,10 +305,10 @@ def test_no_letter_stands_for_two_sizes():
     sizes = {}
     for name, preset in zoo.NAMES.items():
         if issubclass(preset.config, ViTConfig):
-            letter = re.search(r"_([a-z]+|22b)(14|16|32)(_reg|_336)?$", name)[1]
+            letter = re.search(r"_([a-z]+|22b|7b)(?:14|16|32)(plus)?(_reg|_336)?$", name).group(1, 2)
             config = zoo.configuration(name)
             sizes.setdefault(letter, set()).add((config.width, config.depth, config.hidden))
-    assert {letter: len(each) for letter, each in sizes.items()} == dict.fromkeys(sizes, 1) and len(sizes) == 11
+    assert {letter: len(each) for letter, each in sizes.items()} == dict.fromkeys(sizes, 1) and len(sizes) == 14
 
 
 def test_an_old_name_is_another_name_of_a_size_and_says_the_new_one():

@@ -60,6 +60,18 @@ def test_the_tensors_come_back_under_the_same_names(path, folder):
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+def test_stacked_blocks_are_split(folder):
+    """big_vision under a scan: the same model from a tensor for all blocks."""
+    weights = state(load(next(path for path in FILES if path.stem == "big_vision")))
+    first, block = "params/Transformer/encoderblock_0/", "params/Transformer/encoderblock{}/"
+    stacked = {name: tensor for name, tensor in weights.items() if "encoderblock_" not in name}
+    for name in (name.removeprefix(first) for name in weights if name.startswith(first)):
+        stacked[block.format("") + name] = np.stack([weights[block.format(f"_{i}") + name] for i in range(2)])
+    assert len(stacked) < len(weights)
+    one, other = (pretrained.load("vit_jax", each) for each in (weights, stacked))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 def test_another_epsilon_is_caught(folder):
     """The configuration beside the weights matters: with the default epsilon the outputs differ."""
     data = load(next(path for path in FILES if path.stem == "vit_tanh_pooler"))

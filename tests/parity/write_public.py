@@ -3,7 +3,7 @@
     python tests/parity/write_public.py      # needs torch, transformers and timm, which tests do not
 
 A file has the model's tensors `param/<name>` as the library saves them, in float32, `config` (its config.json as text),
-an image of 32 x 32 or 64 x 64 pixels `input/image` and `output/...`.  The files that are there were written with
+an image of 32 to 64 pixels a side `input/image` and `output/...`.  The files that are there were written with
 torch 2.13.0, transformers 5.24.0 and timm 1.0.31.
 """
 
@@ -50,6 +50,11 @@ TRANSFORMERS = {
         transformers.Dinov2WithRegistersConfig(**DINOV2, num_register_tokens=2, use_swiglu_ffn=True, **LABELLED)
     ),
 }  # fmt: skip
+DINOV3 = PLAIN | dict(num_register_tokens=2, layerscale_value=0.5)
+TRANSFORMERS["dinov3"] = lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**DINOV3))
+TRANSFORMERS["dinov3_gated"] = lambda: transformers.DINOv3ViTModel(
+    transformers.DINOv3ViTConfig(**DINOV3, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False)
+)
 TRANSFORMERS["siglip"] = lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**PLAIN))
 ViT = dict(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=2, num_classes=5)
 TIMM = {
@@ -83,12 +88,13 @@ def of_transformers(name: str) -> dict[str, np.ndarray]:
         tensors = safetensors.numpy.load_file(f"{folder}/model.safetensors")
         config = pathlib.Path(folder, "config.json").read_text()
     size = json.loads(config).get("image_size", 64)
-    image = picture(*(size if isinstance(size, list) else (size, size)))
+    size = (32, 48) if name.startswith("dinov3") else size  # such a model takes any
+    image = picture(*(size if isinstance(size, list | tuple) else (size, size)))
     options = dict(noise=torch.arange(16.0)[None]) if name == "vit_mae" else {}
     model = model.double()
     output = (model.vit if name == "vit_mae" else model)(torch.from_numpy(image), **options)
     key = next(key for key in ("logits", "pooler_output", "last_hidden_state") if output.get(key) is not None)
-    key = "last_hidden_state" if name.startswith(("vit_", "dinov2")) and key == "pooler_output" else key
+    key = "last_hidden_state" if name.startswith(("vit_", "dinov")) and key == "pooler_output" else key
     return packed(tensors, config, image, {key: output[key]})
 
 

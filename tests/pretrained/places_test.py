@@ -80,7 +80,7 @@ def test_an_index_cannot_point_elsewhere(tmp_path, entry):
         (b"PK\3\4 half of an archive", "is damaged, a part of a zip archive"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS; .* git lfs pull"),
         (b"<!DOCTYPE html><html>", "a web page; download the file itself"),
-        (b"\x80\2}q\0.", "is not a zip archive, which torch.save writes since"),
+        (b"\x80\2}q\0.", "is a pickle that torch.save did not write"),
         (b"\x1f\x8b\x08", "a gzip file; unpack it first"),
         (b"nothing of all these", "neither a safetensors file, nor an .npz file, nor one of torch.save"),
     ],
@@ -196,8 +196,11 @@ def test_places_of_a_config(folder, tmp_path):
     """A run starts from a folder of transformers or a file as from a saved model."""
     for place in (folder, folder / "model.safetensors"):
         same_model(loading.load_model(str(place)), written("plain")[0])
+        same_model(loading.load(place)[0], written("plain")[0])  # of export and convert --to
     with pytest.raises(FileNotFoundError, match="is neither a run nor a saved model"):
         loading.load_model(str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match="absent: there is no such file or directory"):
+        loading.load(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(

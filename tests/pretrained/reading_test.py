@@ -18,7 +18,7 @@ from equivit.pretrained import reading, torch_files
 from tests.pretrained import torch_archive
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64)
-TORCH_FILE = pathlib.Path(__file__).parent.parent / "fixtures" / "torch" / "saved_by_torch.pth"
+TORCH_FILES = pathlib.Path(__file__).parent.parent / "fixtures" / "torch"
 
 
 def tensors(dtype=np.float32):
@@ -46,8 +46,10 @@ def test_strides_of_a_torch_file(tmp_path):
     np.testing.assert_array_equal(reading.read(tmp_path / "weights.pth")["a"], transposed)
 
 
-def test_a_file_that_torch_wrote():  # torch 2.15; two tensors are views of a third
-    content = reading.read(TORCH_FILE)
+@pytest.mark.parametrize("name", ["saved_by_torch.pth", "saved_by_old_torch.pth"])
+def test_a_file_that_torch_wrote(name):
+    """torch 2.15, and 2.13 in the format before 1.6; two tensors are views of a third."""
+    content = reading.read(TORCH_FILES / name)
     state, left_out = reading.state_dict(content)
     assert left_out == [] and content["epoch"] == 3 and type(content["args"]).__name__ == "Namespace"
     matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -177,9 +179,34 @@ def test_what_does_not_fit_into_memory_is_told(tmp_path, monkeypatch):
         reading.read(tmp_path / "weights.pth")
 
 
+def replaced(old, new):
+    return lambda content: content.replace(old, new)
+
+
+OLD_DAMAGES = {
+    "cut": (lambda content: content[:-1], "ends inside the storage '.*' of .* entries; download it again"),
+    "headless": (lambda content: content[:60], "is damaged or not a torch file"),
+    "big-endian": (replaced(b"\x88X\n\0\0\0type", b"\x89X\n\0\0\0type"), "big-endian byte order"),
+    "long": (lambda content: content[:-56] + b"\xff" * 7 + content[-49:], "ends inside the storage|is damaged"),
+    "code": (replaced(b"torch\nFloatStorage", b"posix\nFloatStorage"), "asks for posix.FloatStorage"),
+    "type": (replaced(b"FloatStorage", b"FlyatStorage"), "a storage '.*' of an unknown type"),
+}
+
+
+@pytest.mark.parametrize("name", OLD_DAMAGES)
+def test_a_damaged_old_file_is_one_line(tmp_path, name):
+    damage, message = OLD_DAMAGES[name]
+    content = (TORCH_FILES / "saved_by_old_torch.pth").read_bytes()
+    assert damage(content) != content
+    (tmp_path / "old.pth").write_bytes(damage(content))
+    with pytest.raises(ValueError, match=rf"old.pth: .*({message})") as error:
+        reading.read(tmp_path / "old.pth")
+    assert "\n" not in str(error.value)
+
+
 def test_other_refusals(tmp_path):
     (tmp_path / "old.pth").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(ValueError, match="is not a zip archive"):
+    with pytest.raises(ValueError, match="old.pth: is a pickle that torch.save did not write"):
         reading.read(tmp_path / "old.pth")
     torch_archive.write(tmp_path / "big.pth", tensors(), byteorder=b"big")
     with pytest.raises(ValueError, match="big-endian"):

@@ -195,6 +195,22 @@ def test_no_decay_patterns():
         make(unstacked(params, all_decay), params, no_decay=("heed.*",))
 
 
+def test_rates_by_name():
+    """The last pattern decides, and a factor multiplies the rate of the objective's rule."""
+    params = {name: jnp.zeros(2) for name in ("head.w", "blocks.0.w", "blocks.1.w")}
+    gradients = [jax.tree.map(jnp.ones_like, params)]
+    problem = unstacked(params, lambda tensor: Rule(lr=0.5 if tensor.name == "blocks.1.w" else 1.0, decay=False))
+    options = dict(lr=1.0, name="sgd", momentum=0.0, clip=None)
+    after = run(make(problem, params, rates=("*=3", "blocks.*=1/6"), **options), params, gradients)[-1]
+    expected = {"head.w": -3.0, "blocks.0.w": -1 / 6, "blocks.1.w": -1 / 12}
+    chex.assert_trees_all_close(after, {k: np.full(2, v, np.float32) for k, v in expected.items()}, rtol=1e-6)
+    for wrong in ("head.*", "head.*=0", "head.*=1/0", "=2"):
+        with pytest.raises(ValueError, match=re.escape(f"optimizer.rates: {wrong!r} must be a pattern")):
+            make(problem, params, rates=(wrong,))
+    with pytest.raises(ValueError, match=r"optimizer.rates: 'heed.\*' matches no parameter"):
+        make(problem, params, rates=("heed.*=2",))
+
+
 def test_weight_decay_may_follow_a_schedule():
     """Against a loop written out: SGD without momentum, whose decay goes from 0.04 to 0.4 in half a cosine."""
     params = {"w": jnp.full((2, 2), 3.0), "b": jnp.full(2, 3.0)}

@@ -131,6 +131,10 @@ class BiXT(Switched):
         x, seen = self.trunk(x, layout, capture=blocks, key=key, train=train)
         return self._features(x, layout, {i: self._features(y, layout, {}) for i, y in seen.items()})
 
+    def embedding(self, images: jax.Array) -> Features:
+        """The features before the first block, as in `Model`."""
+        return self._features(*self.embed(images), {})
+
     def embed(self, images: jax.Array) -> tuple[Both, Layout]:
         """The input of the first block: latents [*B, L, width], tokens [*B, h w, width] and their layout."""
         grid = check_images(images, self.config.in_channels, self.config.patch_size)

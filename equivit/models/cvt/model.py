@@ -100,11 +100,16 @@ class CvTConfig(StagedTransformerConfig):
                     "or 3 with a stride of 2, or select='input'."
                 )
 
+    @property
+    def period(self) -> tuple[int, int]:
+        """(height, width) in pixels after which the grids of tokens, keys and values repeat."""
+        unit = math.prod(self.strides) * self.kv_stride
+        return unit, unit
+
     def check_torus(self, image_size: tuple[int, ...]) -> None:
         """Raise ValueError unless all strides divide the image, as adaptive models need."""
-        unit = math.prod(self.strides) * self.kv_stride
         why = f"strides {self.strides}, and {self.kv_stride} of keys and values"
-        check_torus("CvT", image_size, (unit, unit), why)
+        check_torus("CvT", image_size, self.period, why)
 
     @property
     def rates(self) -> np.ndarray | None:

@@ -85,12 +85,17 @@ class MViTConfig(StagedTransformerConfig):
         """Number of tokens before the map."""
         return int(self.class_token)
 
+    @property
+    def period(self) -> Pair:
+        """(height, width) in pixels after which the grids of tokens, keys and values repeat."""
+        height, width = (step * max(KV_STRIDE, 2 ** (len(self.depths) - 1)) for step in STRIDE)
+        return height, width
+
     def check_torus(self, image_size: tuple[int, ...]) -> None:
         """Raise ValueError unless patches and all strides divide the image, as adaptive models need."""
         halvings = len(self.depths) - 1
-        height, width = (step * max(KV_STRIDE, 2**halvings) for step in STRIDE)
         why = f"patches of {STRIDE}, halved {halvings} times, keys and values at every {KV_STRIDE}th of them"
-        check_torus("MViT", image_size, (height, width), why)
+        check_torus("MViT", image_size, self.period, why)
 
     def stride(self, stage: int) -> Pair:
         """Pixels between neighbours of a stage's map."""

@@ -222,6 +222,10 @@ class Segmenter(Switched):
         """The features of the backbone."""
         return self.backbone.features(images, **options)
 
+    def embedding(self, images: jax.Array) -> Features:
+        """The features of the backbone before its first block."""
+        return self.backbone.embedding(images)
+
     def pooled(self, images: jax.Array, *, key: Key = None, train: bool = False) -> jax.Array:
         """The input of a classification head on the backbone."""
         return self.backbone.pooled(images, key=key, train=train)

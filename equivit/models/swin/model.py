@@ -89,14 +89,19 @@ class SwinConfig(StagedTransformerConfig):
         (h, w), (p, q) = self._map(image_size, stage), self.window(stage)
         return p // 2 if h > p else 0, q // 2 if w > q else 0
 
-    def check_torus(self, image_size: tuple[int, ...]) -> None:
-        """Raise ValueError unless patches, merging and windows divide the image, as adaptive models need."""
+    @property
+    def period(self) -> Pair:
+        """(height, width) in pixels after which the grids of patches, merging and windows repeat."""
         sides = []
         for axis, patch in enumerate(self.patch_size):
             windows = [patch * 2**stage * self.window(stage)[axis] for stage in range(len(self.depths))]
             sides.append(math.lcm(*windows))
+        return sides[0], sides[1]
+
+    def check_torus(self, image_size: tuple[int, ...]) -> None:
+        """Raise ValueError unless patches, merging and windows divide the image, as adaptive models need."""
         why = f"patches of {self.patch_size}, {len(self.depths)} stages, windows of {self.window_size}"
-        check_torus("Swin", image_size, (sides[0], sides[1]), why)
+        check_torus("Swin", image_size, self.period, why)
 
     def _map(self, image_size: tuple[int, ...], stage: int) -> Pair:
         """The size of a stage's map, with halving rounded down.

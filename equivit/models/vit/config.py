@@ -103,7 +103,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       register_std: initial standard deviation of the registers.  The default is from the official codes (DINOv2, timm).
         Registers then start almost equal and stay so for long: in a short run, all registers act as one.
       position: "learned", or for plain models one of the fixed tables "sincos" (MAE) and "sincos_inclusive" (the JAX
-        version of MAE).
+        version of MAE), or "rotary" in each attention (DINOv3), whose keys then have no bias.
       position_antialias, position_offset: how learned positions of plain models are resized (`layers/position.py`);
         pretrained weights expect certain values.
       patch_bias: whether the patch embedding of a plain model has a bias; CLIP has none.
@@ -154,7 +154,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     head_bias: Annotated[str, OneOf(HEAD_BIASES)] = "zero"
     token_std: NonNegativeFloat = 0.02
     register_std: NonNegativeFloat = 1e-6
-    position: Literal["learned", "sincos", "sincos_inclusive"] = "learned"
+    position: Literal["learned", "sincos", "sincos_inclusive", "rotary"] = "learned"
     position_std: NonNegativeFloat = 0.02
     position_antialias: bool = False
     position_offset: NonNegativeFloat = 0.0
@@ -185,8 +185,13 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
             raise ValueError(
                 f"ViT: transition_map=True is for families H8 and H2, which drop the symmetry, not for {self.family}."
             )
-        if self.qk_norm and "position" in self.parts:
-            raise ValueError("ViT: qk_norm=True needs attention without relative positions; take adaptive=('token',).")
+        for name, value in dict(qk_norm=True, position="rotary").items():
+            if getattr(self, name) == value and "position" in self.parts:
+                raise ValueError(
+                    f"ViT: {name}={value!r} needs attention without relative positions; take adaptive=('token',)."
+                )
+        if self.position == "rotary" and self.qk_norm:
+            raise ValueError("ViT: position='rotary' is for attention without norms; take qk_norm=False.")
         if self.drop_path_groups is not None and isinstance(self.drop_path, tuple):
             raise ValueError(
                 f"ViT: drop_path_groups={self.drop_path_groups} needs one drop_path for all blocks, not "
@@ -277,6 +282,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
             raise ValueError(
                 "ViT: replaced blocks know no distances around the torus; take adaptive=('token',), or replaced=()."
             )
+        if self.replaced and self.position == "rotary":
+            raise ValueError("ViT: attention with position='rotary' has no replacement; take replaced=().")
 
     @functools.cached_property
     def group(self) -> Group | None:

@@ -37,7 +37,7 @@ class ViT(Switched):
     Args:
       config: the configuration that the parts were built from.
       patch_embed: maps images to tokens; `affine()` gives its kernel and bias.
-      position: maps a grid (h, w) to the positions of its tokens; None if attention uses relative positions.
+      position: maps a grid (h, w) to the positions of its tokens; None if attention has them.
       prefix: the tokens before the patches, or None.
       mask_token: replaces masked patches, or None.
       pre_norm: norm of all tokens before the first block, or None.
@@ -122,6 +122,11 @@ class ViT(Switched):
         x, seen = self.captured(x, layout, blocks, **options)
         each = {i: self._features(y, layout, frame, norm, {}) for i, y in seen.items()}
         return self._features(x, layout, frame, norm, each)
+
+    def embedding(self, images: jax.Array) -> Features:
+        """The features before the first block, as in `Model`; a field as in `features`."""
+        images, frame, _ = self.place(images)
+        return self._features(*self._embed(images, None, None), frame, False, {})
 
     def selections(self, images: jax.Array) -> dict[str, Choice]:
         """The origin of patches chosen for each image: {"patch_embed": (index [B], relative gap [B])}.

@@ -1,7 +1,8 @@
 """Names of plain, octic and flip ViTs: sizes and the papers' settings; then ViTs with public weights.
 
-`dinov2_vit_*14` is the torch.hub model for images of 518 pixels, and `*_reg` has four registers.  `clip_vit_*` are
-OpenAI's image encoders, with the projection as head.  `pretrained.load` infers these configurations from the files.
+`dinov2_vit_*14` is the torch.hub model for images of 518 pixels, and `*_reg` has four registers.  `dinov3_vit_*` have
+four registers and rotary positions, and `*plus` and `7b16` gated MLPs.  `clip_vit_*` are OpenAI's image encoders, with
+the projection as head.  `pretrained.load` infers these configurations from the files.
 """
 
 from collections.abc import Mapping
@@ -74,6 +75,26 @@ NAMES |= {
     for suffix, fields in RESIZING.items()
     for size, numbers in DINOV2_SIZES.items()
 }
+
+DINOV3: dict[str, Any] = dict(
+    num_classes=None,
+    norm_eps=1e-5,
+    position="rotary",
+    registers=4,
+    mask_token=True,
+    token_std=0.02,
+    register_std=0.02,
+    layer_scale=1e-5,
+)
+DINOV3_SIZES: dict[str, dict[str, Any]] = {
+    "s16": SIZES["s16"],
+    "s16plus": SIZES["s16"] | dict(mlp="swiglu", mlp_dim=1536),
+    "b16": SIZES["b16"],
+    "l16": SIZES["l16"],
+    "h16plus": SIZES["h16"] | dict(num_heads=20, mlp="swiglu", mlp_dim=5120),
+    "7b16": dict(width=4096, depth=40, num_heads=32, patch_size=16, mlp="swiglu", mlp_dim=8192, qkv_bias=False),
+}
+NAMES |= {f"dinov3_vit_{size}": Preset(ViTConfig, {**DINOV3, **numbers}) for size, numbers in DINOV3_SIZES.items()}
 
 CLIP: dict[str, Any] = dict(
     num_classes=None,

@@ -52,7 +52,7 @@ def parts_of(config: ViTConfig, rngs: nnx.Rngs) -> Parts:
     names = ("norm_eps", "isotypic_eps", "isotypic_norm", "layer_scale", "qkv_bias", "qk_norm", "patch_bias")
     names += ("init", "dropout")
     options = {name: getattr(config, name) for name in names}
-    return Parts(config.group, rngs, activation=config.mlp, **options)
+    return Parts(config.group, rngs, activation=config.mlp, rotary=config.position == "rotary", **options)
 
 
 def learned_width(config: ViTConfig) -> int:
@@ -61,8 +61,8 @@ def learned_width(config: ViTConfig) -> int:
 
 
 def position(config: ViTConfig, rngs: nnx.Rngs) -> Callable | None:
-    """The positions of the patches; None if attention uses relative positions."""
-    if "position" in config.parts:
+    """The positions of the patches; None if attention uses relative or rotary positions."""
+    if "position" in config.parts or config.position == "rotary":
         return None
     grid = check_grid(config.image_size, config.patch_size, "ViT: image_size")
     if config.group is not None:

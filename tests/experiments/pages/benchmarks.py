@@ -6,7 +6,7 @@ import json
 from experiments.benchmarks import gpu
 from tests.experiments.pages.figures import CONV, ROOT, Page, entry, rows_by, short, times
 
-PAGE = Page("benchmarks")
+PAGE = Page("benchmarks/README")
 TASKS = {"forward": "forward", "training": "training step"}
 
 

@@ -18,7 +18,7 @@ class Page:
     """A page and its tables: by heading, functions that yield the rows."""
 
     def __init__(self, name: str):
-        self.text = (ROOT / f"experiments/{name}/README.md").read_text()
+        self.text = (ROOT / f"experiments/{name}.md").read_text()
         self.tables: dict[str, Callable] = {}
 
     def table(self, heading: str, *arguments):
@@ -49,6 +49,16 @@ def entry(name: str, key: str = "main") -> dict:
 def rows_by(name: str, key: str, *fields: str) -> dict:
     """The rows of an entry by some of their fields."""
     return {tuple(row[field] for field in fields): row for row in entry(name, key)["rows"]}
+
+
+def gap(name: str, gain: str, key: str = "main") -> str:
+    """A difference of a study, without its sign, in points."""
+    return f"{100 * abs(entry(f'studies/{name}', key)['gains'][gain]['gap']):.1f}"
+
+
+def error(name: str, gain: str, key: str = "main") -> str:
+    """The standard error of a difference of a study, in points."""
+    return f"{100 * entry(f'studies/{name}', key)['gains'][gain]['standard_error']:.1f}"
 
 
 def short(value: float) -> str:

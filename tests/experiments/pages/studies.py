@@ -2,9 +2,9 @@
 
 import statistics
 
-from tests.experiments.pages.figures import Page, constant, entry, spread
+from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread
 
-PAGE = Page("studies")
+PAGE = Page("studies/README")
 
 
 @PAGE.table("digits | upright | mean of eight orientations | never changes", "digits")
@@ -145,53 +145,7 @@ def quirks():
         yield [option, *cells]
 
 
-@PAGE.table(
-    "model | equal bits, float32 | bfloat16 | float64, no anchor | smallest gap | ordinary model | class changed",
-)
-def exactness():
-    for name, row in entry("studies/adaptive_exactness")["rows"].items():
-        equal = [f"{row[f'{dtype}_equal']:.0f} %" for dtype in ("float32", "bfloat16")]
-        off = [f"{row[dtype]:.1e} off" for dtype in ("float32", "bfloat16")]
-        cells = [*(off if name == "D8 ViT" else equal), f"{row['float64']:.1e}", f"{row['gap']:.1e}"]
-        yield [name, *cells, f"{row['ordinary']:.2f}", f"{row['changed']:.1f} %"]
-
-
-@PAGE.table("family | float64 | float32 | bfloat16")
-def equivariance():
-    for row in entry("studies/equivariance_errors")["rows"]:
-        name = f"{row['family']} (field)" if row["measured"] == "field" else row["family"]
-        yield [name, *(f"{row[dtype]:.1e}" if row[dtype] else "0" for dtype in ("float64", "float32", "bfloat16"))]
-
-
-@PAGE.table("row | CIFAR-10, 2 epochs | blood cells, 9 epochs | CamVid, 10 epochs")
-def depthwise_small():
-    sets = [entry("studies/depthwise_small_images", data)["rows"] for data in ("cifar10", "blood_cells", "camvid")]
-    names = {"attention": "stage 2 with attention", "lowest": "lowest Sigma", "highest": "highest Sigma"}
-    names |= {"random": "random blocks", "damage": "least damage", "least squares": "lowest, taps by least squares"}
-    names |= {"one-stage": "lowest, one-stage", "frozen": "lowest, frozen", "ens_dw": "lowest, Ens+DW"}
-    for row in sets[0]:
-        yield [names.get(row, row), *(spread(rows[row]) if row in rows else "" for rows in sets)]
-
-
-@PAGE.table("stage 2 | CIFAR-10: before | after | squared error | blood cells: before | after | squared error")
-def depthwise_forms():
-    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in ("cifar10", "blood_cells")]
-    for row in studies[0]["rows"]:
-        cells = []
-        for found in studies:
-            before, errors = found["before"].get(row), found["errors"].get(row)
-            cells += [spread(before) if before else "", spread(found["rows"][row])]
-            cells.append(f"{statistics.fmean(errors):.2f}" if errors else "")
-        yield [row, *cells]
-
-
 def sentences():
-    def gap(name, gain, key="main", digits=1):
-        return f"{100 * abs(entry(f'studies/{name}', key)['gains'][gain]['gap']):.{digits}f}"
-
-    def error(name, gain, key="main"):
-        return f"{100 * entry(f'studies/{name}', key)['gains'][gain]['standard_error']:.1f}"
-
     small = "adaptive_small_images"
     gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
     yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
@@ -215,12 +169,6 @@ def sentences():
     yield "has {}, with an invariant Jumbo token {}, with a steerable one {}".format(*values)
     for data in ("blood_cells", "cifar10"):
         yield f"{100 * entry('studies/dinov2_small_images', data)['pixels']:.1f}"
-    for data, words in (
-        ("cifar10", "{} points on CIFAR-10 (standard error {})"),
-        ("blood_cells", "{} on blood cells ({})"),
-    ):
-        pair = "lowest - highest"
-        yield words.format(gap("depthwise_small_images", pair, data), error("depthwise_small_images", pair, data))
     name = "octic_equal_compute"
     for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
         yield f"{gap(name, f'{data}, upright: {model}, equal step time, minus plain', key)} "

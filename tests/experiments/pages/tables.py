@@ -9,7 +9,7 @@ from experiments.tables.jumbo import paper_numbers, timeseries
 from experiments.tables.octic.complexity import PAPER
 from tests.experiments.pages.figures import CONV, ROOT, Page, entry, hundreds, percent, times
 
-PAGE = Page("tables")
+PAGE = Page("tables/README")
 
 
 @PAGE.table("table | model | M parameters | paper | GFLOPs | paper")

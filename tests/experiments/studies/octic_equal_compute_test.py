@@ -11,8 +11,8 @@ from equivit.evaluation import summary
 from equivit.models import zoo
 from equivit.training import config as configs
 from experiments.compiled_models import Compiled
+from experiments.studies import held_out, several_seeds
 from experiments.studies import octic_equal_compute as script
-from experiments.studies import several_seeds
 
 UNTIMED = Compiled(start=lambda: lambda: None, memory=None)
 
@@ -64,16 +64,16 @@ def test_the_estimate_counts_shared_runs_once():
 
 
 def test_how_much_of_the_fall_comes_late():
-    assert script.late_fall([2.0, *[1.0] * 17, 0.5, 0.5]) == pytest.approx(0.5 / 1.5)  # the means of two and of two
-    assert script.late_fall([2.0, 1.0, 1.0]) == 0
-    assert script.late_fall([2.0, 1.0]) is None and script.late_fall([1.0, 1.0, 1.0]) is None
+    assert held_out.late_fall([2.0, *[1.0] * 17, 0.5, 0.5]) == pytest.approx(0.5 / 1.5)  # the means of two and of two
+    assert held_out.late_fall([2.0, 1.0, 1.0]) == 0
+    assert held_out.late_fall([2.0, 1.0]) is None and held_out.late_fall([1.0, 1.0, 1.0]) is None
 
 
 def test_the_best_rate_is_of_those_that_did_not_diverge():
-    assert script.best({1e-3: 0.5, 3e-3: 0.6, 9e-3: None}) == 3e-3
-    assert script.best({1e-3: 0.6, 3e-3: 0.6}) == 1e-3
+    assert held_out.best({1e-3: 0.5, 3e-3: 0.6, 9e-3: None}) == 3e-3
+    assert held_out.best({1e-3: 0.6, 3e-3: 0.6}) == 1e-3
     with pytest.raises(ValueError, match=r"--rates=0.003,0.009: every run diverged; give smaller ones"):
-        script.best({3e-3: None, 9e-3: None})
+        held_out.best({3e-3: None, 9e-3: None})
 
 
 ENTRY = dict(model=["D8", 96, "step time"], macs=2.5e6, macs_ratio=0.8, step_seconds=0.021, time_ratio=1.05)
@@ -90,7 +90,7 @@ def test_a_rate_is_chosen_on_held_out_images_and_used_on_all(monkeypatch):
         figures = {f"eval/orientation/{name}": value for name, value in orientation.items()}
         return figures | {"eval/accuracy/top1": config.schedule.lr, "losses": [2.0, 1.0, 1.0]}
 
-    monkeypatch.setattr(script, "trained", trained)
+    monkeypatch.setattr(held_out, "trained", trained)
     path = pathlib.Path("runs/cifar10/images.npz")
     row = script._row("cifar10", script.Model(*ENTRY["model"]), ENTRY, path, options())
     assert [run[:4] for run in runs[:3]] == [("fit", "held_out", rate, 0) for rate in (1e-3, 3e-3, 9e-3)]
@@ -136,7 +136,7 @@ def test_from_end_to_end_and_again(tmp_path, monkeypatch, capsys):
     labels = {f"{split}_label": np.arange(n) % 10 for split, n in (("train", 24), ("test", 8))}
     np.savez(tmp_path / "made_up.npz", **splits, **labels, classes=np.array(list("0123456789")))
     one = jax.make_mesh((1, 1), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    monkeypatch.setattr(script.loop.sharding, "create_mesh", lambda section: one)  # programs for one compile faster
+    monkeypatch.setattr(held_out.loop.sharding, "create_mesh", lambda section: one)  # programs for one compile faster
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
     monkeypatch.setattr(summary, "conclude", lambda *run: "")  # no pictures of the runs
     monkeypatch.setattr(script.compiled_models, "training_step", lambda config: UNTIMED)

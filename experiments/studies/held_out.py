@@ -1,0 +1,68 @@
+"""Learning rates chosen on held-out training images: the data, the runs, and the choice."""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from equivit import files
+from equivit.data import loader
+from equivit.training import loop
+from experiments.studies import several_seeds
+
+HELD_OUT = 0.2  # of the training images
+CHOOSING = ("data.split=fit", "data.eval_split=held_out", "evaluation.suite=('accuracy',)")
+WHOLE = ("data.train_examples=None", "data.eval_examples=None")  # `prepare` has taken as many as are asked for
+
+
+def prepare(data, path: pathlib.Path, relabel: Callable[[dict], None] | None = None) -> None:
+    """Write the images, decoded and resized once, with a fixed fifth of the training images held out.
+
+    Splits: "train" is "fit" and "held_out" together; "test".
+
+    Args:
+      data: the `data` section of a config.
+      path: the npz file.
+      relabel: changes the labels of {"train": {"image", "label"}, "test": ...} in place; None keeps them.
+    """
+    splits = {"train": several_seeds.decoded(data, data.split), "test": several_seeds.decoded(data, data.eval_split)}
+    classes = loader.evaluate(data, batch_size=1).source.classes
+    if relabel:
+        relabel(splits)
+        classes = [str(label) for label in range(1 + max(split["label"].max() for split in splits.values()))]
+    order = np.random.default_rng(0).permutation(len(splits["train"]["label"]))
+    held_out = round(HELD_OUT * len(order))
+    for into, rows in (("held_out", order[:held_out]), ("fit", order[held_out:])):
+        splits[into] = {kind: array[np.sort(rows)] for kind, array in splits["train"].items()}
+    arrays = {f"{split}_{kind}": array for split, kinds in splits.items() for kind, array in kinds.items()}
+    with files.replacing(path) as unfinished:
+        np.savez(unfinished, classes=np.array(classes), **arrays)
+
+
+def trained(config, workdir: pathlib.Path) -> dict | None:
+    """The final figures of a run and its training losses; None if it diverged."""
+    try:
+        report = several_seeds.trained(config, workdir)
+    except loop.NotFiniteError as error:
+        print(error)
+        return None
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return report | {"losses": [line["loss"] for line in lines if "loss" in line]}
+
+
+def best(held_out: Mapping[float, float | None]) -> float:
+    """The rate with the highest accuracy, the first of equals; diverged runs have None."""
+    finished = {rate: value for rate, value in held_out.items() if value is not None}
+    if not finished:
+        raise ValueError(f"--rates={','.join(map(str, held_out))}: every run diverged; give smaller ones.")
+    return max(finished, key=finished.__getitem__)
+
+
+def late_fall(losses: Sequence[float]) -> float | None:
+    """The share of the fall of the loss in the last tenth of a run, by means over equal parts."""
+    part = max(1, len(losses) // 10)
+    if len(losses) < 3 * part or losses[0] <= (last := statistics.fmean(losses[-part:])):
+        return None
+    return (statistics.fmean(losses[-2 * part : -part]) - last) / (losses[0] - last)
