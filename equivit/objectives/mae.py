@@ -60,9 +60,9 @@ class Mae(Objective):
     def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:
         """As in `Objective`; also ValueError for an impossible decoder, or if no patch would be kept or removed."""
         super().check_model(model, teachers)
-        self._whole(model)
         for size in {self.image_size, tuple(self.config.data.image_size)}:  # the second is for evaluation
             masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
+        self._whole(model)
 
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """A masked autoencoder with the model as its encoder."""
