@@ -25,8 +25,8 @@ That code differs: its rates decay to 0.65^12 before the first block, with the l
 to 0.65^13; the Jumbo tokens and their MLP use the full rate; it mixes with one random permutation, the same in each
 step; one version ignores the given weight decay and uses optax's 1e-4; and it reports the best epoch.
 
-Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork (the
-paper's code has only B,jumbo); lr=..., wd=... (with fork); quicktest.
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); H8, I8 or
+D8 (an octic encoder); fork (the paper's code has only B,jumbo); lr=..., wd=... (with fork); quicktest.
 """
 
 from equivit.configs import recipes
@@ -43,7 +43,9 @@ def get_config(mode: str = "B,jumbo"):
     c.epochs, c.batch_size, c.precision = (50 if large else 100), 1024, "mixed"
     recipes.mae_encoder(c, w, crop_ratio=0.875)
     c.model.update(drop_path=(0.0, 0.2 if large else 0.1), head_std=2e-5)  # stochastic depth grows with depth
-    if w.kind != "jumbo":
+    if w.family == "D8" and w.kind != "jumbo":
+        c.model.update(pool="mean")
+    elif w.kind != "jumbo":
         c.model.update(pool="mean", fc_norm=True)
     if cifar:
         c.batch_size, c.evaluation.corruption_crop_ratio = 256, 1.0

@@ -13,7 +13,8 @@ Cost of MAE's public code: 2 h 20 min for B on 32 V100.
 reads the class token or the merged Jumbo token; with --config.model.pool=mean (plain models only), the mean patch
 token.  Here batch statistics are of the whole batch and the last epoch counts; in MAE's public code statistics are of
 each GPU's 512 images, and the best epoch counts.
-Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); fork: the
+Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); H8, I8 or
+D8 (an octic encoder; without a Jumbo token, the classifier of D8 reads the mean of the tokens' invariants); fork: the
 head, the crops, the LARS (optax's) and the last learning rate of the JAX version that the paper used; sgd: its
 alternative to LARS; quicktest.
 """

@@ -7,13 +7,17 @@ baselines are those of the JAX version of MAE, B for 1600 epochs and L for 800. 
     python -m equivit.train --config=configs/mae.py:B,jumbo --workdir=/tmp/mae --config.data.source=tfds:imagenet2012
     python -m equivit.train --config=configs/mae.py:B,jumbo,fork --workdir=/tmp/mae_fork
     python -m equivit.train --config=configs/mae.py:cifar,jumbo --workdir=/tmp/c --config.data.source=npz:cifar10.npz
+    python -m equivit.train --config=configs/mae.py:D8 --workdir=/tmp/mae_D8 --config.data.source=tfds:imagenet2012
     python -m equivit.train --config=configs/mae.py:quicktest --workdir=/tmp/quicktest
 
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B; cifar is a small model at 32 px, patch 4,
-in no paper); plain or jumbo (default plain); 800 or 1600 (epochs; default 1600 for B, 800 for L, 100 for cifar); fork:
-differences of the JAX version that the paper used (raw pixels as targets, one mask for all images of a device, with 32
-devices in a TPU v4-64, truncated normal weights, zero tokens, a sin-cos table that includes the last frequency,
-tanh-GELU, and in Jumbo's MLP a residual after the norm); quicktest.
+in no paper); plain or jumbo (default plain); H8, I8 or D8 (an octic encoder, in no paper); 800 or 1600 (epochs; default
+1600 for B, 800 for L, 100 for cifar); fork: differences of the JAX version that the paper used (raw pixels as targets,
+one mask for all images of a device, with 32 devices in a TPU v4-64, truncated normal weights, zero tokens, a sin-cos
+table that includes the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm); quicktest.
+
+With I8 and D8 the decoder is octic too: the reconstruction of a turned image under the turned mask is the turned
+reconstruction.  The dense blocks of H8 end the symmetry, so its decoder is dense and nothing is equivariant.
 
 Differences: in MAE's public code class and mask tokens decay, here no token does.  The JAX version has 1281167 / 4096
 steps an epoch, here 312 full batches (for 1600 epochs 500,455 and 499,200 steps); its patch bias starts at zero.
@@ -29,6 +33,7 @@ def get_config(mode: str = "B,jumbo"):
     c.epochs, c.batch_size, c.precision = int(w.epochs or (800 if w.size == "L" else 1600)), 4096, "mixed"
     recipes.mae_encoder(c, w, crop_ratio=0.875 if w.fork else 1.0)
     c.model.num_classes = None
+    c.objective.decoder = "equivariant" if w.family in ("I8", "D8") else "dense"
     c.data.augment.update(crop="random_resized", scale=(0.2, 1.0), flip=0.5)
     c.optimizer.update(name="adamw", betas=(0.9, 0.95), eps=1e-8, weight_decay=0.05, clip=None)
     c.schedule.update(lr=1.5e-4 * 4096 / 256, warmup_lr=0.0, min_lr=0.0, warmup_epochs=40)

@@ -75,7 +75,8 @@ def small(
     c.checkpoint.every_steps, c.log.every_steps, c.evaluation.every_epochs = 1, 1, None
 
 
-MAE = dict(size=("B", "L", "cifar"), kind=("plain", "jumbo"))  # choices of words for `mae_encoder`
+# Choices of words for `mae_encoder`.
+MAE = dict(size=("B", "L", "cifar"), kind=("plain", "jumbo"), family=("H8", "I8", "D8"))
 
 
 def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None:
@@ -83,11 +84,18 @@ def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None
 
     The decoder needs fully encoded patches: Jumbo's `last_patch_mlp`.  Weights use Xavier initialisation, as in MAE.
     `w.fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that
-    includes the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.
+    includes the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.  Octic models have learned
+    positions and their own initialisation.
     """
+    if w.fork and w.family:
+        raise ValueError(
+            f"config mode: 'fork' is the JAX version of MAE, which has no octic models; leave out {w.family}."
+        )
     cifar, jumbo = w.size == "cifar", w.kind == "jumbo"
     variant, side = {"L": "l16", "cifar": "ti16"}.get(w.size, "b16"), 32 if cifar else 224
-    if jumbo and w.fork:
+    if w.family:
+        c.model = dict(name=f"octic_{'jumbo_' if jumbo else ''}vit_{variant}", family=w.family, layer_scale=None)
+    elif jumbo and w.fork:
         c.model = dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
     elif w.fork:
         c.model = dict(name=f"vit_{variant}", position="sincos_inclusive", mlp="gelu_tanh", layer_scale=None)
@@ -95,7 +103,8 @@ def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None
     else:
         c.model = dict(name=f"vit_{variant}", position="sincos", layer_scale=None, init="xavier_uniform")
     if jumbo and not w.fork:
-        c.model.update(name=f"jumbo_vit_{variant}", last_patch_mlp=True, wide_norm=False, norm_eps=1e-6)
+        c.model.update(last_patch_mlp=True, wide_norm=w.family == "D8", norm_eps=1e-6)  # D8 needs the wide norm
+        c.model.name = c.model.name if w.family else f"jumbo_vit_{variant}"
     c.model.image_size = c.data.image_size = (side, side)
     c.data.update(source="tfds:imagenet2012", eval_split="validation", channels=3, crop_ratio=crop_ratio, workers=16)
     if cifar:

@@ -17,6 +17,7 @@ COMMANDS = (
     "convert",
     "evaluate",
     "export",
+    "octify",
     "predict",
     "profile",
     "summarize",

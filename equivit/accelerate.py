@@ -58,24 +58,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fit_only", action="store_true", help="skip training")
     parser.add_argument("--half", action="store_true", help="also export and time float16 files")
     parser.add_argument("--realtime", action="store_true", help="time with real-time priority on the core")
-    parser.add_argument(
-        "--num_heads", type=command.at_least(1), help="with --weights, if no published model has that width"
-    )
-    parser.add_argument("--image_size", type=command.size, help="with --weights, HEIGHT,WIDTH of the learned positions")
-    parser.add_argument("--mlp", choices=convert.MLPS, help="with --weights, the activation, if no name determines it")
-    parser.add_argument("--checkpoint_key", help="with --weights, the entry of a checkpoint, such as model_ema")
+    command.add_hints(parser, convert.MLPS)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    from equivit import staged
     from equivit.acceleration import plan, report, stages
     from equivit.training.run import lock
 
     changes = command.changes(rest, _parser())
     made = plan.make(options, changes)
     with lock.held(options.workdir / ".lock"):
-        plan.claim(options, changes, made.weights)
+        staged.claim(options, plan.DECISIONS, changes, made.weights)
         print(f"Done: {report.write(made, stages.run(made))}")
 
 

@@ -10,7 +10,7 @@ import pathlib
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from equivit import errors
 from equivit.intervals import LARGEST_INT
@@ -136,6 +136,14 @@ def check_file(flag: str, path: pathlib.Path) -> None:
         raise FileNotFoundError(f"{flag}={path}: there is no directory {path.parent}; create it first.")
     if not os.access(path.parent if path.is_file() or not path.exists() else path, os.W_OK):  # `files.replacing`
         raise PermissionError(f"{flag}={path}: no permission to write; give another place.")
+
+
+def add_hints(parser: argparse.ArgumentParser, mlps: Sequence[str]) -> None:
+    """Add the flags for properties of --weights that no file determines; `mlps` are the names of activations."""
+    parser.add_argument("--num_heads", type=at_least(1), help="with --weights, if no published model has that width")
+    parser.add_argument("--image_size", type=size, help="with --weights, HEIGHT,WIDTH of the learned positions")
+    parser.add_argument("--mlp", choices=mlps, help="with --weights, the activation, if no name determines it")
+    parser.add_argument("--checkpoint_key", help="with --weights, the entry of a checkpoint, such as model_ema")
 
 
 def changes(arguments: list[str], parser: argparse.ArgumentParser, prefix: str = "--config.") -> list[str]:

@@ -147,15 +147,29 @@ def draw_orientation(rows: dict[str, list[float]], path: pathlib.Path) -> None:
 
 def reconstructions(model, images: jax.Array) -> dict[str, np.ndarray]:
     """Images [B, H, W, C], the patches that the encoder sees, and predicted patches in the other places."""
-    patch_size = model.config.encoder.patch_size
-    grid = tuple(side // patch for side, patch in zip(images.shape[1:3], patch_size, strict=True))
+    return reconstructed(model, images, random_mask(model, images))
+
+
+def random_mask(model, images: jax.Array) -> np.ndarray:
+    """A mask [B, h, w] that removes three quarters of the patches."""
+    grid = tuple(s // p for s, p in zip(images.shape[1:3], model.config.encoder.patch_size, strict=True))
     number = grid[0] * grid[1]
-    keep, mask = masking.random_keep(jax.random.key(0), len(images), number, masking.number_kept(number, 0.75))
-    predicted, patches = jax.jit(lambda model, images: model(images, keep))(model, images), patchify(images, patch_size)
-    back, removed = functools.partial(unpatchify, grid=grid, patch_size=patch_size), mask[..., None] > 0
-    seen, whole = (back(jnp.where(removed, hidden, patches)) for hidden in (jnp.nan, predicted))
-    rows = {"image": images, "seen": seen, "seen and\npredicted": whole}
-    return {name: np.asarray(row) for name, row in rows.items()}
+    _, mask = masking.random_keep(jax.random.key(0), len(images), number, masking.number_kept(number, 0.75))
+    return np.asarray(mask).reshape(-1, *grid)
+
+
+def reconstructed(model, images: jax.Array, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """As `reconstructions`, with the patches removed where the mask [B, h, w] is 1."""
+    patch_size, (_, *grid) = model.config.encoder.patch_size, mask.shape
+    flat = mask.reshape(len(mask), -1)
+    predicted = _predict(model, images, np.stack([np.flatnonzero(row == 0) for row in flat]))
+    patches = np.asarray(patchify(images, patch_size))
+    back = functools.partial(unpatchify, grid=tuple(grid), patch_size=patch_size)
+    seen, whole = (back(np.where(flat[..., None] > 0, hidden, patches)) for hidden in (np.nan, np.asarray(predicted)))
+    return {"image": np.asarray(images), "seen": seen, "seen and\npredicted": whole}
+
+
+_predict = jax.jit(lambda model, images, keep: model(images, keep))
 
 
 def draw_reconstructions(rows: dict[str, np.ndarray], path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import accelerate, files, onnx_files, testing
+from equivit import accelerate, files, onnx_files, staged, testing
 from equivit.acceleration import nearness, plan, report, stages
 from equivit.depthwise import replacement
 from equivit.models import saved, zoo
@@ -126,7 +126,7 @@ def test_both_stages_are_trained_in_order(place, monkeypatch):
         (place / "report.json").write_text(json.dumps({"eval/accuracy/top1": 0.1 * len(begun)}))
         return replacement.reconfigure(saved.load(init), num_classes=10)[0]
 
-    monkeypatch.setattr(stages, "_trained", trained)
+    monkeypatch.setattr(staged, "trained", trained)
     monkeypatch.setattr(stages, "_timed", lambda *_: ({"float32": stages.Times((2.0, 1.0), (20, 10))}, "a clock"))
     monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
     saved.save(place / "with_class_token", model(registers=1))
@@ -210,7 +210,7 @@ def test_a_directory_begun_otherwise_is_refused(place, monkeypatch, capsys):
     assert run(place, "--fit_only", workdir="begun") == 1
     assert "was begun with fit_only=False, not True" in capsys.readouterr().err
     for damaged in ("null", "[3]", '{"source":'):
-        (place / "begun" / plan.ARGUMENTS).write_text(damaged)
+        (place / "begun" / staged.ARGUMENTS).write_text(damaged)
         assert run(place, workdir="begun") == 1
         assert "begun/arguments.json is damaged" in capsys.readouterr().err
     (place / "run").mkdir()
@@ -237,7 +237,11 @@ def test_other_weights_under_the_same_path_are_refused(place, monkeypatch, capsy
     monkeypatch.setattr(report, "write", lambda workdir, found: workdir)
     first, other = (model(class_token=False, pool="mean") for _ in range(2))
     other.head.bias[...] += 1
-    assert plan.fingerprint(first) == plan.fingerprint(model(class_token=False, pool="mean")) != plan.fingerprint(other)
+    assert (
+        staged.fingerprint(first)
+        == staged.fingerprint(model(class_token=False, pool="mean"))
+        != staged.fingerprint(other)
+    )
     saved.save(place / "changing", first)
     assert run(place, source="changing", workdir="of_one") == 0
     saved.save(place / "changing", other)
@@ -266,17 +270,17 @@ def test_a_damaged_model_of_a_stage_is_named_and_made_again(tmp_path, damaged):
 
     beside = tmp_path / "fits.json"
     beside.write_text("{}")
-    stages._saved(tmp_path / "fitted", make, beside=beside)
+    staged.saved_model(tmp_path / "fitted", make, beside=beside)
     file = tmp_path / "fitted" / damaged
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=rf"damaged.*; remove {tmp_path}/fitted to create it again\.$"):
-        stages._saved(tmp_path / "fitted", make, beside=beside)
+        staged.saved_model(tmp_path / "fitted", make, beside=beside)
     shutil.rmtree(tmp_path / "fitted")
-    stages._saved(tmp_path / "fitted", make, beside=beside)
-    stages._saved(tmp_path / "fitted", make, beside=beside)
+    staged.saved_model(tmp_path / "fitted", make, beside=beside)
+    staged.saved_model(tmp_path / "fitted", make, beside=beside)
     assert len(made) == 2
     beside.unlink()
-    stages._saved(tmp_path / "fitted", make, beside=beside)
+    staged.saved_model(tmp_path / "fitted", make, beside=beside)
     assert len(made) == 3
 
 
@@ -415,12 +419,12 @@ def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
     given |= dict(workdir=tmp_path, heads=2, kind="dw", form="released", order="lowest", start=None)
     hints = dict(num_heads=3, image_size=(16, 32), mlp="gelu", checkpoint_key="model")
     for _ in range(2):
-        plan.claim(types.SimpleNamespace(**given, **hints), (), "a digest")
+        staged.claim(types.SimpleNamespace(**given, **hints), plan.DECISIONS, (), "a digest")
     others = dict(num_heads=6, image_size=(16, 16), mlp="quick_gelu", checkpoint_key="ema")
     others |= dict(heads=3, kind="conv", form="printed", order="random", start="blur")
     for name, other in others.items():
         with pytest.raises(ValueError, match=f"was begun with {name}=.*; give that value, or another --workdir"):
-            plan.claim(types.SimpleNamespace(**(given | hints | {name: other})), (), "a digest")
+            staged.claim(types.SimpleNamespace(**(given | hints | {name: other})), plan.DECISIONS, (), "a digest")
 
 
 def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):

@@ -1,8 +1,6 @@
 """The options of `equivit.accelerate`, checked before anything is trained."""
 
 import dataclasses
-import hashlib
-import json
 import pathlib
 import types
 from collections.abc import Iterable, Mapping
@@ -10,10 +8,9 @@ from typing import Annotated, Any
 
 import jax
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
-from equivit import constraints, errors, files, logical, onnx_files, profile
+from equivit import constraints, errors, onnx_files, profile, staged
 from equivit.data import loader
 from equivit.depthwise import fit, replacement, selection
 from equivit.depthwise.replacement import backbone, with_backbone
@@ -28,7 +25,6 @@ from equivit.training import config as configs
 SEVERAL = Annotated[int, Interval(2, words="2 or more")]  # Sigma is a deviation over images
 STAGES = ("stage1", "stage2", "one_stage", "frozen", "gated")
 Places = Mapping[int, tuple[int, ...] | None]  # heads by block, None for all
-ARGUMENTS = "arguments.json"
 KERNEL_SIZE = 3
 HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
 # Arguments that decide which models the stages make, beside the source, the config and its changes.
@@ -56,7 +52,7 @@ class Plan:
     fit_only: bool = False  # skip all training
     half: bool = False  # also export and time float16 files
     realtime: bool = False  # time with real-time priority
-    weights: str = ""  # a digest of the loaded weights (`fingerprint`)
+    weights: str = ""  # a digest of the loaded weights (`staged.fingerprint`)
 
     def __post_init__(self):
         constraints.check("--images", self.images, SEVERAL)
@@ -138,7 +134,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     model = patches(loaded)
     names = ("heads", "kind", "form", "order", "images", "fit_only", "half", "realtime")
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
-    given |= dict(start=options.start or fit.best_start(options.kind), weights=fingerprint(loaded))
+    given |= dict(start=options.start or fit.best_start(options.kind), weights=staged.fingerprint(loaded))
     plan = Plan(model, file, mode, tuple(changes), options.blocks, options.workdir, **given)
     with profile.alone(realtime=plan.realtime):  # fails now rather than after training
         pass
@@ -235,46 +231,3 @@ def patches(model: ModelModule) -> ModelModule:
         vit = replacement.patches_only(vit)
         return with_backbone(model, vit)
     return model
-
-
-def fingerprint(model: ModelModule) -> str:
-    """Compute the SHA-256 digest of a model's tensors, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(logical.to_logical(model, nnx.Variable).items()):
-        digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-        digest.update(np.asarray(tensor).tobytes())
-    return digest.hexdigest()
-
-
-def claim(options: Any, changes: Iterable[str], weights: str) -> None:
-    """Write the arguments of the command into its directory, with the `fingerprint` of the loaded model as weights.
-
-    Raises ValueError if the directory belongs to other arguments or other weights (the file at a path may change), or
-    has stages without a record of both.
-    """
-    source = options.weights or str(options.input)
-    wanted = dict(source=source, config=options.config, changes=list(changes))
-    wanted = json.loads(json.dumps(wanted | {name: getattr(options, name) for name in DECISIONS}))
-    path = options.workdir / ARGUMENTS
-    if path.is_file():
-        before = files.read_json(path)
-        for name, value in wanted.items():
-            if before.get(name) != value:
-                raise ValueError(
-                    f"--workdir={options.workdir} was begun with {name}={errors.shown(before.get(name))}, not "
-                    f"{errors.shown(value)}; give that value, or another --workdir."
-                )
-        if before.get("weights") != weights:
-            raise ValueError(
-                f"--workdir={options.workdir} was begun with other weights than {source} contains now; give another "
-                "--workdir."
-            )
-    elif (options.workdir / "config.json").is_file():
-        raise ValueError(f"--workdir={options.workdir}: this is the directory of a training run; give another one.")
-    elif (options.workdir / "start").is_dir():
-        raise ValueError(
-            f"--workdir={options.workdir} has stages, but no {ARGUMENTS} with what they were computed from; give "
-            "another --workdir."
-        )
-    else:
-        files.write_text(path, json.dumps(dict(wanted, weights=weights), indent=1) + "\n")

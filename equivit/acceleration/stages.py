@@ -2,14 +2,13 @@
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from equivit import command, export, files, profile, train
+from equivit import command, export, files, profile, staged
 from equivit.acceleration import nearness
 from equivit.acceleration.nearness import Nearness
 from equivit.acceleration.plan import Places, Plan, protocol
@@ -19,10 +18,9 @@ from equivit.depthwise.training_images import TrainingImages
 from equivit.evaluation import runner
 from equivit.layers.grid import check_grid
 from equivit.layers.rngs import Keys
-from equivit.models import saved
 from equivit.models.model import ModelModule
 from equivit.models.vit.replaced import Replaced
-from equivit.training import checkpoints, sharding
+from equivit.training import sharding
 
 BATCH = 16  # images whose attention is in memory at once
 ROUNDS = 50  # timing rounds
@@ -51,18 +49,18 @@ class Result(NamedTuple):
 def run(plan: Plan) -> Result:
     """Run all stages in order."""
     place, config = plan.workdir, plan.config("stage1")
-    before = _saved(place / "start", lambda: plan.model)
+    before = staged.saved_model(place / "start", lambda: plan.model)
     if not plan.fit_only:
-        before = _trained(config, place / "stage1", place / "start")
+        before = staged.trained(config, place / "stage1", place / "start")
     sigma = _sigma(plan, config, before)
     places = plan.chosen(sigma, config.seed)
     command.say(f"Replacing {shown(places)}.")
     fits = place / "fits.json"
-    fitted = _saved(place / "fitted", lambda: _fitted(plan, config, before, places), beside=fits)
+    fitted = staged.saved_model(place / "fitted", lambda: _fitted(plan, config, before, places), beside=fits)
     errors = {int(block): error for block, error in files.read_json(fits).items()}
     after = fitted
     if not plan.fit_only:
-        after = _trained(plan.config("stage2", places), place / "stage2", place / "fitted")
+        after = staged.trained(plan.config("stage2", places), place / "stage2", place / "fitted")
     metric = _metric(plan, config, before, after)
     features = _features(plan, config, before, after) if metric is None else None
     times, conditions = _timed(plan, config.data.image_size, before, after)
@@ -75,26 +73,6 @@ def shown(places: Places) -> str:
         return f"blocks {', '.join(map(str, places))}"
     heads = (f"{block} ({'all' if some is None else ', '.join(map(str, some))})" for block, some in places.items())
     return f"heads in blocks {', '.join(heads)}"
-
-
-def _saved(place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None) -> ModelModule:
-    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing."""
-    if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
-        saved.save(place, make())
-    try:
-        return saved.load(place)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{str(error).rstrip('.')}; remove {place} to create it again.") from error
-
-
-def _trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> ModelModule:
-    """Train a model that starts from a saved one; a finished run is not trained again."""
-    if not (place / "report.json").is_file():
-        config = config.copy_and_resolve_references().unlock()
-        config.init = str(init)
-        command.say(f"{place.name}: {place}")
-        train.train(config.lock(), place)
-    return checkpoints.load_run(place).model
 
 
 def _images(plan: Plan, config: ConfigDict, data: ConfigDict | None = None) -> TrainingImages:

@@ -57,15 +57,27 @@ class Linear(nnx.Module):
     rows of E, replace a dense 8C x 8C' one: 64/12 = 5.33 times fewer multiplications (FLIP: two matrices, 2 times
     fewer).  Only the invariant component has a bias; a bias elsewhere would break the symmetry.
 
+    Args:
+      copies: copies of E in the output, 2 in a field; 1 for a layer that reads one (`Unpatchify`).
+
     Raises:
       ValueError: the order of the group does not divide a width.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, group: Group, bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        group: Group,
+        bias: bool = True,
+        copies: int = 2,
+        rngs: nnx.Rngs,
+    ):
         c, c_out = channels("Linear in", in_features, group), channels("Linear out", out_features, group)
         lines = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
-        planes = WEIGHT_INIT(rngs.params(), (2 * c, 2 * c_out)) if group.planes else None
+        planes = WEIGHT_INIT(rngs.params(), (2 * c, copies * c_out)) if group.planes else None
         # Any: it is None exactly when fields have no planes, which types cannot express.
         self.planes: Any = None if planes is None else nnx.Param(planes, tensors="E", product=True)
         self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
@@ -347,16 +359,35 @@ def _kernel_scale(group: Group) -> Callable[[int], float]:
 class Unpatchify(nnx.Module):
     """Field to image: a linear map to the pixels of a fundamental domain of the patch, and all their transforms.
 
-    Shapes: field of N = h w tokens, grid (h, w) -> [*B, h ph, w pw, out_channels].  For OCTIC the second copy of E does
-    not contribute to the pixels, as in the official layer.
+    Every equivariant linear map from a token to its patch has this form: it is the transpose of `PatchEmbed`.
+
+    Shapes: field of N = h w tokens, grid (h, w) -> [*B, h ph, w pw, out_channels].
+
+    Args:
+      copies: copies of E that the linear map computes.  Pixels depend on the first alone; the official layer computes
+        2, so half of its weights of E have no effect.
     """
 
-    def __init__(self, width: int, patch_size: tuple[int, int], out_channels: int, *, group: Group, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        patch_size: tuple[int, int],
+        out_channels: int,
+        *,
+        group: Group,
+        copies: int = 1,
+        rngs: nnx.Rngs,
+    ):
         self.domain = fundamental_domain(patch_size, group)
-        self.linear = Linear(width, math.prod(self.domain) * out_channels * group.order, group=group, rngs=rngs)
+        pixels = math.prod(self.domain) * out_channels * group.order
+        self.linear = Linear(width, pixels, group=group, copies=copies, rngs=rngs)
         self.patch_size, self.out_channels = patch_size, out_channels
 
     def __call__(self, x: Isotypic, grid: tuple[int, int]) -> jax.Array:
+        return unpatchify(self.patches(x), grid, self.patch_size)
+
+    def patches(self, x: Isotypic) -> jax.Array:
+        """The pixels of each token's patch, [*B, N, ph pw out_channels], in `patchify`'s order."""
         x = self.linear(x)
         group, h, w = x.group, *self.domain
         pad = [(0, 0)] * (x.lines.ndim - 2) + [(0, self.patch_size[0] - h), (0, self.patch_size[1] - w), (0, 0)]
@@ -368,4 +399,4 @@ class Unpatchify(nnx.Module):
                 values = values + part.planes[0, ..., : values.shape[-1]] * (math.sqrt(2) / 4)
             values = values.reshape(*values.shape[:-1], h, w, self.out_channels)
             patches = patches + fields.act_on_image(g, jnp.pad(values, pad))
-        return unpatchify(jax.lax.collapse(patches, -3), grid, self.patch_size)
+        return jax.lax.collapse(patches, -3)

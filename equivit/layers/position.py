@@ -18,8 +18,17 @@ from flax import nnx
 from equivit import errors
 from equivit.layers.isotypic import channels, line_names
 from equivit.symmetry import fields
-from equivit.symmetry.fields import Isotypic
+from equivit.symmetry.fields import Isotypic, TokensT
 from equivit.symmetry.groups import FLIP, OCTIC, Group
+
+
+def add_positions(tokens: TokensT, position: TokensT) -> TokensT:
+    """Tokens [*B, N, C], or a field, and positions of the same kind without batch axes, in the dtype of the tokens."""
+
+    def add(leaf, p):  # [4, N, C] -> [4, 1, ..., N, C]: the axes of irreps align and the batch axes broadcast
+        return leaf + jnp.expand_dims(p, range(p.ndim - 2, leaf.ndim - 2)).astype(leaf.dtype)
+
+    return jax.tree.map(add, tokens, position)
 
 
 class Position(nnx.Module):

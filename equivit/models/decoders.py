@@ -1,28 +1,43 @@
 """Masked autoencoders: an encoder of some patches, and a light decoder that predicts the pixels of all patches.
 
 Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: Jumbo (arXiv 2502.15021), Section 4.3.
+
+With decoder="equivariant", which is ours, the reconstruction of a turned image under the turned mask is the turned
+reconstruction.  What the decoder reads decides for which encoders that is possible:
+
+| family | the encoder's last tokens            | the decoder begins with              |
+|--------|--------------------------------------|--------------------------------------|
+| D8, D2 | fields                               | an isotypic linear map               |
+| I8, I2 | invariant: the group only moves them | `Lift`: invariants times positions   |
+| H8, H2 | dense, without a symmetry            | no equivariant map exists: refused   |
 """
 
 import dataclasses
-from typing import Any, ClassVar
+import math
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit import constraints
+from equivit import constraints, errors
 from equivit.constraints import Depth, PositiveInt
 from equivit.layers.block import Block
 from equivit.layers.dropout import Key
-from equivit.layers.grid import Layout, check_images
+from equivit.layers.grid import Layout, check_grid, check_images
+from equivit.layers.isotypic import Unpatchify, channels
+from equivit.layers.lift import Lift
 from equivit.layers.parts import Parts
-from equivit.layers.position import SinCos
+from equivit.layers.position import IsotypicPosition, SinCos, add_positions
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack
 from equivit.models.features import Features
 from equivit.models.model import check_headless
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
+from equivit.symmetry import fields
+from equivit.symmetry.fields import join, rows
+from equivit.symmetry.groups import Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +46,16 @@ class MaskedAutoencoderConfig:
 
     Attributes:
       encoder: the configuration of the encoder, which has no head.  The decoder uses its `mlp`, `norm_eps`, `init`,
-        `remat`, `unroll` and version of the sin-cos table.
+        `remat`, `unroll` and version of the sin-cos table; an equivariant one its isotypic norms and its grid.
       decoder_width, decoder_depth, decoder_heads: embedding width, number of blocks, and heads per block.
+      decoder: "dense", or "equivariant" under the group of the encoder, of family D or I.
     """
 
     encoder: ViTConfig
     decoder_width: PositiveInt = 512
     decoder_depth: Depth = 8
     decoder_heads: PositiveInt = 16
+    decoder: Literal["dense", "equivariant"] = "dense"
 
     def __post_init__(self):
         constraints.check_fields(self, "MaskedAutoencoder")
@@ -53,8 +70,33 @@ class MaskedAutoencoderConfig:
                 "MaskedAutoencoder: replaced blocks convolve the whole grid of patches, of which this encoder sees "
                 "some; create it with replaced=(), and replace blocks after the training."
             )
+        if self.decoder == "equivariant":
+            self._check_symmetry()
+
+    def _check_symmetry(self):
+        family, where = self.encoder.family, "MaskedAutoencoder: decoder='equivariant'"
+        if self.encoder.group is None:
+            raise ValueError(f"{where} needs an encoder with a symmetry, such as family D8 or I8, not {family}.")
+        if self.encoder.leaves == "dropped":
+            others = f"I{family[1]} or D{family[1]}"
+            raise ValueError(
+                f"{where}: the dense blocks of family {family} end its symmetry, and no decoder restores it; take "
+                f"family {others}, or decoder='dense'."
+            )
+        unit = self.decoder_heads * self.encoder.group.order
+        if self.decoder_width % unit:
+            raise ValueError(
+                f"{where}: decoder_width={self.decoder_width} must be divisible by decoder_heads={self.decoder_heads} "
+                f"times {self.encoder.group.order}, the order of its group; "
+                f"{errors.multiples(self.decoder_width, unit)}."
+            )
 
     num_classes: ClassVar = None
+
+    @property
+    def group(self) -> Group | None:
+        """The symmetry group of the decoder; None if it is dense."""
+        return self.encoder.group if self.decoder == "equivariant" else None
 
     @property
     def patch_size(self) -> tuple[int, int]:
@@ -73,43 +115,65 @@ class MaeDecoder(nnx.Module):
     """Predicts the pixels of every patch from the encoder's tokens of some patches.
 
     The tokens before the patches (the class token, or the J rows of a Jumbo token) are ordinary tokens without a
-    position.  Removed patches are replaced by the mask token.
+    position.  Removed patches are replaced by the mask token, which is invariant in an equivariant decoder.
 
-    Shapes: rows [*B, P + K, D], keep int [*B, K], grid (h, w) -> [*B, h w, ph pw C], pixels in `patchify`'s order.
+    Shapes: tokens [*B, P + K, D], keep int [*B, K], grid (h, w) -> [*B, h w, ph pw C], pixels in `patchify`'s order.
     """
 
     def __init__(self, config: MaskedAutoencoderConfig, *, rngs: nnx.Rngs):
-        encoder, width = config.encoder, config.decoder_width
-        ph, pw = encoder.patch_size
+        encoder, width, group = config.encoder, config.decoder_width, config.group
+        (ph, pw), colours = encoder.patch_size, encoder.in_channels
+        isotypic: dict[str, Any] = dict(isotypic_eps=encoder.isotypic_eps, isotypic_norm=encoder.isotypic_norm)
 
         def parts(rngs):
-            return Parts(None, rngs, norm_eps=encoder.norm_eps, activation=encoder.mlp, init=encoder.init)
+            return Parts(group, rngs, norm_eps=encoder.norm_eps, activation=encoder.mlp, init=encoder.init, **isotypic)
 
         def block(rngs):
             return Block(**parts(rngs).branches(width, config.decoder_heads, 4 * width))
 
-        self.embed = parts(rngs).linear(encoder.width, width)
-        self.mask_token = token((width,), 0.02, rngs)
-        self.position = SinCos(width, inclusive=encoder.position == "sincos_inclusive")
+        learned = check_grid(encoder.image_size, encoder.patch_size, "image_size")
+        self.group, self.reads_fields = group, encoder.ends_with_fields
+        if group is None or self.reads_fields:
+            self.embed: Any = parts(rngs).linear(encoder.width, width)
+        else:
+            linear = parts(rngs).of(None).linear
+            self.embed = Lift(encoder.width, width, learned, linear=linear, group=group, rngs=rngs)
+        self.mask_token = token((width if group is None else channels("MaeDecoder", width, group),), 0.02, rngs)
+        if group is None:
+            self.position: Any = SinCos(width, inclusive=encoder.position == "sincos_inclusive")
+        else:
+            self.position = IsotypicPosition(learned, width, group=group, std=encoder.position_std, rngs=rngs)
         options: dict[str, Any] = dict(remat=encoder.remat, unroll=encoder.unroll, rngs=rngs)
         self.blocks = Stack([(config.decoder_depth, block)], **options)
         self.norm = parts(rngs).norm(width)
-        self.pixels = parts(rngs).linear(width, ph * pw * encoder.in_channels)
+        if group is None:
+            self.pixels: Any = parts(rngs).linear(width, ph * pw * colours)
+        else:
+            self.pixels = Unpatchify(width, (ph, pw), colours, group=group, rngs=rngs)
 
-    def __call__(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
-        tokens, prefix = self.tokens(rows, keep, grid, train=train), rows.shape[-2] - keep.shape[-1]
-        return self.pixels(tokens[..., prefix:, :])
+    def __call__(self, tokens: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
+        prefix = tokens.shape[-2] - keep.shape[-1]
+        patches = rows(self.tokens(tokens, keep, grid, train=train), prefix)
+        return self.pixels(patches) if self.group is None else self.pixels.patches(patches)
 
-    def tokens(self, rows: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
-        """All tokens after the final norm, [*B, P + h w, width]."""
-        empty, prefix = self.mask_token[...], rows.shape[-2] - keep.shape[-1]
-        rows = self.embed(rows).astype(empty.dtype)
-        position = self.position(grid).astype(empty.dtype)
-        empty = jnp.broadcast_to(empty, (*rows.shape[:-2], *position.shape))
-        patches = _put(empty, keep, rows[..., prefix:, :]) + position
-        x = jnp.concatenate([rows[..., :prefix, :], patches], axis=-2)
+    def tokens(self, tokens: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> Any:
+        """All tokens after the final norm, [*B, P + h w, width] or a field of that shape."""
+        empty, prefix = self.mask_token[...], tokens.shape[-2] - keep.shape[-1]
+        x = self._embedded(tokens, keep, grid).astype(empty.dtype)
+        empty = jnp.broadcast_to(empty, (*tokens.shape[:-2], math.prod(grid), *empty.shape))
+        if self.group is not None:
+            empty = fields.invariant_part(empty, self.group)
+        patches = jax.tree.map(lambda leaf, seen: _put(leaf, keep, seen), empty, rows(x, prefix))
+        x = join(rows(x, 0, prefix), add_positions(patches, self.position(grid)))
         x, _ = self.blocks(x, Layout(grid, prefix), train=train)
         return self.norm(x)
+
+    def _embedded(self, tokens: jax.Array, keep: jax.Array, grid: tuple[int, int]) -> Any:
+        if self.group is None:
+            return self.embed(tokens)
+        if self.reads_fields:
+            return self.embed(fields.from_dense(tokens, self.group))
+        return self.embed(tokens, keep, grid)
 
 
 class MaskedAutoencoder(nnx.Module):
@@ -150,11 +214,12 @@ class MaskedAutoencoder(nnx.Module):
 
 
 def _put(tokens: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
-    """`tokens` [*B, N, C], replaced by `rows` [*B, K, C] at `places` [*B, K], which are distinct."""
+    """`tokens` [..., *B, N, C], replaced by `rows` [..., *B, K, C] at `places` [*B, K], which are distinct."""
 
     def put(tokens, places, rows):
         return tokens.at[places].set(rows, unique_indices=True, mode="promise_in_bounds")
 
+    places = jnp.broadcast_to(places, (*rows.shape[:-2], places.shape[-1]))
     for _ in places.shape[:-1]:
         put = jax.vmap(put)
     return put(tokens, places, rows)

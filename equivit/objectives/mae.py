@@ -6,7 +6,7 @@ Source: MAE (He et al. 2022, arXiv 2111.06377), Section 3; with a Jumbo token: J
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,10 @@ class Mae(Objective):
         decoder_width: PositiveInt = 512
         decoder_depth: Depth = 8
         decoder_heads: PositiveInt = 16
+        # "equivariant": reconstructions turn with image and mask, for encoders of family I or D (`models/decoders.py`)
+        decoder: Literal["dense", "equivariant"] = "dense"
 
-    FIXED = ("decoder_width", "decoder_depth", "decoder_heads")
+    FIXED = ("decoder_width", "decoder_depth", "decoder_heads", "decoder")
 
     @staticmethod
     def check(config: ConfigDict) -> None:
@@ -56,15 +58,18 @@ class Mae(Objective):
             errors.divides("config.objective.groups", section.groups, config.batch_size, batch)
 
     def check_model(self, model: ViTConfig, teachers: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError if no patch would be kept or removed."""
+        """As in `Objective`; also ValueError for an impossible decoder, or if no patch would be kept or removed."""
         super().check_model(model, teachers)
         for size in {self.image_size, tuple(self.config.data.image_size)}:  # the second is for evaluation
             masking.number_kept(math.prod(check_grid(size, model.patch_size, "image")), self.options.ratio)
+        self._whole(model)
 
     def module(self, model: ViT, key: jax.Array) -> MaskedAutoencoder:
         """A masked autoencoder with the model as its encoder."""
-        sizes = {name: self.options[name] for name in self.FIXED}
-        return MaskedAutoencoder(MaskedAutoencoderConfig(model.config, **sizes), model, rngs=Keys(key))
+        return MaskedAutoencoder(self._whole(model.config), model, rngs=Keys(key))
+
+    def _whole(self, encoder: ViTConfig) -> MaskedAutoencoderConfig:
+        return MaskedAutoencoderConfig(encoder, **{name: self.options[name] for name in self.FIXED})
 
     def prepare(self, module: MaskedAutoencoder, batch: Batch, key: jax.Array) -> Batch:
         """Normalise the whole batch and add `keep` [B, K] and `mask` [B, N]."""

@@ -2,6 +2,7 @@
 
 from equivit.objectives.dinov2 import DinoV2
 from equivit.objectives.distillation import Distillation
+from equivit.objectives.feature_matching import FeatureMatching
 from equivit.objectives.gated import GatedSegmentation, GatedSupervised
 from equivit.objectives.linear_probe import LinearProbe
 from equivit.objectives.mae import Mae
@@ -16,6 +17,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "linear_probe": LinearProbe,
     "segmentation": Segmentation,
     "dinov2": DinoV2,
+    "feature_matching": FeatureMatching,
     "gated_supervised": GatedSupervised,
     "gated_segmentation": GatedSegmentation,
 }

@@ -49,7 +49,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file."""
     require(config, NAME, isotypic_norm="official", isotypic_eps=1e-6, class_token=True, pool="class")
-    require(config, NAME, class_position=False, registers=0, mask_token=False)
+    require(config, NAME, class_position=False, registers=0, mask_token=False, transition_map=False)
     rows = plain.block(Spelling(scales=SCALES)) | mapping.isotypic_blocks(config.k, IRREPS, "linear", SCALES)
     rows |= {"patch_embed.bias": "patch_embed.proj_sym.bias", "readout.norm": "norm", "head": "head"}
     rows["prefix.class_token"] = mapping.reshaped("cls_token.0", lambda x: x[None, None])

@@ -19,6 +19,7 @@ from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
 NAME = "mae"
+AUTOENCODER_NAME = "mae_autoencoder"
 SPELLING = Spelling(registers=None, mask_token=None, scales=(), class_position=True)
 DECODER = {"decoder.embed": "decoder_embed", "decoder.norm": "decoder_norm", "decoder.pixels": "decoder_pred"}
 DECODER |= {"decoder.mask_token": mapping.reshaped("mask_token", lambda x: x[None, None])}
@@ -53,6 +54,7 @@ def infer_autoencoder(state: State, hints: Hints) -> tuple[MaskedAutoencoderConf
 
 def autoencoder_table(config: MaskedAutoencoderConfig, flavour: str) -> Table:
     """All tensors of an encoder and its decoder."""
+    require(config, AUTOENCODER_NAME, decoder="dense")
     rows = mapping.inside("decoder.blocks.#", "decoder_blocks.#", mapping.BLOCK) | DECODER
     position = _fixed("decoder_pos_embed", config.decoder_width, config.encoder)
     return table(config.encoder, "encoder").inside("encoder") + mapping.table(config, rows, [position])
@@ -72,7 +74,7 @@ def _sincos(width: int, config: ViTConfig) -> Any:
 
 FORMAT = Format(NAME, ("encoder",), ViTConfig, infer, table, ignored=("^decoder_", "^mask_token"))
 AUTOENCODER = Format(
-    "mae_autoencoder",
+    AUTOENCODER_NAME,
     ("autoencoder",),
     MaskedAutoencoderConfig,
     infer_autoencoder,

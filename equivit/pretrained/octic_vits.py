@@ -78,7 +78,7 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
 def table(config: ViTConfig, flavour: str) -> Table:
     """All tensors of a file of that flavour."""
     eps = 1e-6 if _is_dinov2_d8(config) else 1e-5
-    require(config, NAME, isotypic_norm="official", class_position=False, isotypic_eps=eps)
+    require(config, NAME, isotypic_norm="official", class_position=False, isotypic_eps=eps, transition_map=False)
     octic_scales, dense_scales = SCALES[flavour]
     rows = plain.block(Spelling(scales=dense_scales))
     rows |= mapping.isotypic_blocks(config.k, IRREPS, "lin", octic_scales)

@@ -14,14 +14,10 @@ no target is uniform.
 import json
 import statistics
 
-import jax
 import numpy as np
 
-from equivit.data import loader
-from equivit.evaluation import runner
 from equivit.evaluation.protocols.knn import Neighbours
 from equivit.objectives import dinov2
-from equivit.training import build, sharding, warm_start
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
@@ -59,7 +55,7 @@ def runs(family, options) -> dict[str, list]:
     for seed in options.seeds:
         place = options.workdir / options.data / family / f"seed_{seed}"
         config = config_of(family, options, seed)
-        before = at_start(config, place)
+        before = several_seeds.at_start(config, place)
         after = several_seeds.trained(config, place)
         lines = (place / "metrics.jsonl").read_text().splitlines()
         last = [json.loads(line) for line in lines if "classes/rows" in line][-1]
@@ -67,22 +63,6 @@ def runs(family, options) -> dict[str, list]:
         row |= {figure: after[f"eval/{figure}"] for figure in FIGURES}
         found.append(row | {key: last[key] for key in ENTROPIES})
     return {key: [row[key] for row in found] for key in found[0]}
-
-
-def at_start(config, place) -> dict[str, float]:
-    """The scores of frozen features before training, cached beside the run."""
-
-    def evaluate():
-        started = loader.complete(config, loader.evaluate(config.data, batch_size=config.batch_size))
-        mesh = sharding.create_mesh(started.mesh)
-        with jax.set_mesh(mesh):
-            run = build.make_program(started, mesh, total=100, per_epoch=10)
-            model = run.exported(run.init(warm_start.initial_parameters(started, build.model_configuration(started))))
-            results = runner.scalars(runner.evaluate(model, started, started.evaluation.suite))
-        jax.clear_caches()
-        return results
-
-    return findings.cached(place.with_name(f"{place.name}_begun.json"), evaluate)
 
 
 def by_pixels(config) -> float:

@@ -18,6 +18,8 @@ from ml_collections import ConfigDict
 
 from equivit import files, train
 from equivit.data import loader
+from equivit.evaluation import runner
+from equivit.training import build, sharding, warm_start
 from equivit.training import config as configs
 from experiments import findings, flags
 
@@ -90,6 +92,22 @@ def trained(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     if found is None:
         raise SystemExit("stopped by SIGTERM; the same command resumes")
     return found
+
+
+def at_start(config, place) -> dict[str, float]:
+    """The scores of frozen features before training, cached beside the run."""
+
+    def evaluate():
+        started = loader.complete(config, loader.evaluate(config.data, batch_size=config.batch_size))
+        mesh = sharding.create_mesh(started.mesh)
+        with jax.set_mesh(mesh):
+            run = build.make_program(started, mesh, total=100, per_epoch=10)
+            model = run.exported(run.init(warm_start.initial_parameters(started, build.model_configuration(started))))
+            results = runner.scalars(runner.evaluate(model, started, started.evaluation.suite))
+        jax.clear_caches()
+        return results
+
+    return findings.cached(place.with_name(f"{place.name}_begun.json"), evaluate)
 
 
 def planned(path: pathlib.Path, settings: Mapping[str, Any], compute: Callable[[], Any], *, keep: bool = True) -> Any:

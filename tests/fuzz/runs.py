@@ -12,7 +12,7 @@ import safetensors.numpy
 from flax import nnx
 from hypothesis import strategies as st
 
-from equivit import files, logical, metrics_files, sweep
+from equivit import files, logical, metrics_files, staged, sweep
 from equivit.acceleration import plan
 from equivit.layers.rngs import Keys
 from equivit.models import saved, zoo
@@ -111,7 +111,7 @@ def read_claim(folder: pathlib.Path) -> Any:
         config="c.py",
         workdir=folder,
     )
-    return plan.claim(options, ["a=1"], weights="0a")
+    return staged.claim(options, plan.DECISIONS, ["a=1"], weights="0a")
 
 
 CLAIM = dict(ARGUMENTS, weights="0a", source="timm:a.pth", config="c.py", changes=["a=1"]) | dict.fromkeys(plan.HINTS)

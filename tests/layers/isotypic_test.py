@@ -98,6 +98,20 @@ def test_unpatchify_commutes(group):
         chex.assert_trees_all_close(moved, expected, rtol=0, atol=1e-5 * float(abs(upright).max()))
 
 
+@GROUPS
+def test_unpatchify_is_every_equivariant_linear_map_to_a_patch(group):
+    """The regular representation has as many equivariant maps into a space as the space has dimensions."""
+    layer = isotypic.Unpatchify(group.order, (4, 4), 3, group=group, rngs=nnx.Rngs(0))
+    graph, weights = nnx.split(layer)
+    x = fields.from_dense(jnp.eye(group.order), group)  # a token for each component
+    by_weight = jax.jit(jax.jacobian(lambda weights: nnx.merge(graph, weights).patches(x)))(weights)
+    by_weight = {name: np.asarray(a[...]).reshape(48 * group.order, -1) for name, a in by_weight["linear"].items()}
+    by_weight.pop("bias")
+    assert np.linalg.matrix_rank(np.concatenate(list(by_weight.values()), axis=1), tol=1e-4) == 48
+    if group is OCTIC:  # the official layer computes a second copy of E, which no pixel depends on
+        assert np.linalg.matrix_rank(by_weight["planes"], tol=1e-4) == by_weight["planes"].shape[1]
+
+
 @pytest.mark.parametrize("weighting,deviation", [("official", np.sqrt(8 / 5)), ("balanced", 1.0)])
 def test_norm_of_unit_variance(weighting, deviation):
     # Enough channels for the estimated variance of a token to hardly vary: at 512 of them its root is biased by 0.2 %.

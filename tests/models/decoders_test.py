@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import chex
@@ -8,7 +9,9 @@ import pytest
 from flax import nnx
 
 from equivit import logical, precision
+from equivit.layers.dense import unpatchify
 from equivit.models import decoders, zoo
+from equivit.symmetry import fields
 
 # An odd, non-square grid: 3 x 5 patches; not the grid that positions are learned at.
 IMAGES = jax.random.normal(jax.random.key(1), (2, 12, 20, 2))
@@ -17,16 +20,18 @@ ENCODERS = {
     "plain": dict(name="vit_ti16", position="sincos", registers=1),
     "jumbo": dict(name="jumbo_vit_mae_ti16", jumbo=3),
     "octic": dict(name="octic_vit_ti16", depth=2),
+    "flip": dict(name="flip_vit_ti16", depth=2),
     "octic_jumbo": dict(name="octic_jumbo_vit_ti16", jumbo=3, family="D8", field="invariant"),
 }
 
 
 @functools.cache
-def autoencoder(encoder, **options):
+def autoencoder(encoder, decoder="dense", **options):
     """Every parameter random.  Drawn by numpy: nothing has to be compiled."""
     small = dict(width=48, depth=1, num_heads=2, patch_size=4, image_size=(16, 16), in_channels=2, num_classes=None)
     config = zoo.configuration(**{**small, **ENCODERS[encoder], **options})
-    whole = decoders.MaskedAutoencoderConfig(config, decoder_width=24, decoder_depth=2, decoder_heads=2)
+    width = 24 if decoder == "dense" else 32
+    whole = decoders.MaskedAutoencoderConfig(config, width, decoder_depth=2, decoder_heads=2, decoder=decoder)
     model, rng = jax.eval_shape(lambda: whole.build(nnx.Rngs(params=0))), np.random.default_rng(0)
     arrays = {}
     for leaf, shape in jax.eval_shape(logical.take, model).items():
@@ -101,6 +106,50 @@ def test_any_encoder_and_type(encoder):
         chex.assert_type(predictions, jnp.bfloat16)
 
 
+EQUIVARIANT = {
+    "octic": [dict(family="I8"), dict(family="D8")],
+    "octic_jumbo": [dict()],
+    "flip": [dict(family="I2"), dict(family="D2")],
+}
+
+
+@pytest.mark.parametrize(
+    ("encoder", "changes"),
+    [(name, changes) for name, several in EQUIVARIANT.items() for changes in several],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_the_reconstruction_of_a_turned_image_is_turned(encoder, changes):
+    """Also with another grid than that of the positions; in float64, where only rounding is left."""
+    mask = np.ones((2, 15))
+    np.put_along_axis(mask, np.asarray(KEEP), 0, axis=1)
+    mask = mask.reshape(2, 3, 5)
+    with jax.enable_x64(True):
+        model = autoencoder(encoder, decoder="equivariant", **changes)
+        model = jax.tree.map(lambda a: np.asarray(a, np.float64), model)
+        images = np.asarray(IMAGES, np.float64)
+        upright = reconstruction(model, images, mask)
+        for g in model.config.group.elements:
+            turned = fields.act_on_image(g, images), fields.act_on_grid(g, mask, (1, 2))
+            found, expected = reconstruction(model, *turned), fields.act_on_image(g, upright)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(upright).max())
+        # What is no symmetry: the image turns without its mask.
+        other = reconstruction(model, images[:, :, ::-1], mask)
+        assert np.abs(other[:, :, ::-1] - upright).max() > 1e-2 * np.abs(upright).max()
+
+
+def test_a_dense_decoder_is_not_equivariant():
+    model, mask = autoencoder("octic", family="D8"), np.ones((2, 3, 5))
+    mask[:, :, ::2] = 0  # its own mirror image
+    upright, turned = (reconstruction(model, x, mask) for x in (np.asarray(IMAGES), np.asarray(IMAGES)[:, :, ::-1]))
+    assert np.abs(turned[:, :, ::-1] - upright).max() > 1e-2 * np.abs(upright).max()
+
+
+def reconstruction(model, images, mask):
+    """Predicted images [2, H, W, C] from the patches where the mask [2, h, w] is 0."""
+    keep = np.stack([np.flatnonzero(row == 0) for row in mask.reshape(2, -1)])
+    return unpatchify(np.asarray(predict(model, images, keep)), mask.shape[1:], (4, 4))
+
+
 @pytest.mark.parametrize("kind", ["mixed", "bfloat16"])
 def test_half_precision_is_close(kind):
     exact, model = predict(autoencoder("plain"), IMAGES, KEEP), precision.cast(autoencoder("plain"), kind)
@@ -118,3 +167,17 @@ def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="must be divisible by 4; the nearest are 24 and 28"):
         whole = decoders.MaskedAutoencoderConfig(autoencoder("plain").encoder.config, decoder_width=25)
         jax.eval_shape(lambda: whole.build(nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "width", "message"),
+    [
+        ("plain", 32, "needs an encoder with a symmetry, such as family D8 or I8, not plain"),
+        ("octic", 32, "dense blocks of family H8 end its symmetry, .* take family I8 or D8, or decoder='dense'"),
+        ("octic_jumbo", 24, "decoder_width=24 .* decoder_heads=2 times 8, .*; the nearest are 16 and 32"),
+    ],
+)
+def test_equivariant_decoders_that_cannot_be_are_refused(encoder, width, message):
+    with pytest.raises(ValueError, match=f"decoder='equivariant'.*{message}"):
+        config = autoencoder(encoder).config
+        dataclasses.replace(config, decoder_width=width, decoder="equivariant")

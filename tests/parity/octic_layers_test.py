@@ -128,7 +128,11 @@ def isotypic_to(c, data, name):
         dataclasses.replace(pair, theirs=(f"lin8.{pair.theirs[0]}",), ours=(f"linear.{pair.ours[0]}",))
         for pair in below(block_pairs(), "attn.proj.", "attention.proj.")
     ]
-    layer = fill(lambda: isotypic.Unpatchify(WIDTH, (side, side), channels, group=OCTIC, rngs=nnx.Rngs(0)), data, pairs)
+
+    def make():
+        return isotypic.Unpatchify(WIDTH, (side, side), channels, group=OCTIC, copies=2, rngs=nnx.Rngs(0))
+
+    layer = fill(make, data, pairs)
     y = jax.jit(lambda layer, x: layer(x, (4, 4)))(layer, field(data, "input/"))
     if name == "isotypic_to_image":
         c.array("output/image", y.transpose(0, 3, 1, 2))

@@ -65,7 +65,7 @@ def test_quicktest_runs(name, tmp_path, monkeypatch):
     if name == "mae.py":
         assert 0 < report["eval/reconstruction/loss"] < 10
     else:
-        figure = "segmentation/miou" if name == "segment.py" else "accuracy/top1"
+        figure = {"segment.py": "segmentation/miou", "octify.py": "knn/top1"}.get(name, "accuracy/top1")
         assert 0 <= report[f"eval/{figure}"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(line["loss"]) for line in lines if "loss" in line)

@@ -75,6 +75,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       equivariant_blocks: k in the table above; None: half of the depth (rounded down) for H and I, all for D.
       invariant: the invariantization of I and D (`layers/invariants.py`); None: the sym part for D2, else the power
         spectrum.
+      transition_map: a linear map of the dense tokens where H8 or H2 drops the symmetry; `equivit.octify` fits it.  I8
+        has one after its invariantization in any case.
       pool_first: D8 averages over tokens before the invariantization instead of after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
@@ -134,6 +136,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     family: Annotated[str, OneOf(FAMILIES)] = "plain"
     equivariant_blocks: NonNegativeInt | None = None
     invariant: Annotated[str, OneOf(invariants.KINDS)] = BY_FAMILY
+    transition_map: bool = False
     pool_first: bool = False
     isotypic_norm: Literal["official", "balanced"] = "official"
     isotypic_eps: PositiveFloat = 1e-5
@@ -178,6 +181,10 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         for name, plain in plain_values.items():
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")
+        if self.transition_map and self.leaves != "dropped":
+            raise ValueError(
+                f"ViT: transition_map=True is for families H8 and H2, which drop the symmetry, not for {self.family}."
+            )
         for name, value in dict(qk_norm=True, position="rotary").items():
             if getattr(self, name) == value and "position" in self.parts:
                 raise ValueError(

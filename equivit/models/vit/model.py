@@ -17,6 +17,7 @@ from flax import nnx
 
 from equivit.layers.dropout import Key, dropout
 from equivit.layers.grid import Frame, Layout, check_images
+from equivit.layers.position import add_positions
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
 from equivit.layers.stack import Fold, Indices, Stack, captured, check_blocks, collecting
@@ -219,7 +220,7 @@ class ViT(Switched):
         if mask is not None:
             x = self._masked(x, mask)
         if self.position is not None:
-            x = jax.tree.map(lambda leaf, p: leaf + _lead(p, leaf), x, self.position(full))
+            x = add_positions(x, self.position(full))
         if keep is not None:
             x = jax.tree.map(lambda leaf: _gather(leaf, keep), x)
         layout = Layout(full if keep is None else (), 0 if self.prefix is None else self.prefix.number)
@@ -295,11 +296,6 @@ class ViT(Switched):
 
 def _modules(module: nnx.Module | None) -> tuple[nnx.Module, ...]:
     return () if module is None else (module,)
-
-
-def _lead(position: jax.Array, leaf: jax.Array) -> jax.Array:
-    """[4, N, C] -> [4, 1, ..., N, C], so that the axes of irreps align and the batch axes broadcast."""
-    return jnp.expand_dims(position, range(position.ndim - 2, leaf.ndim - 2)).astype(leaf.dtype)
 
 
 def _gather(leaf: jax.Array, keep: jax.Array) -> jax.Array:

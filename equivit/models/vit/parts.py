@@ -102,7 +102,10 @@ def transition(config: ViTConfig, parts: Parts) -> Callable | None:
     """The layer between the equivariant and the dense blocks, if there is one."""
     match config.leaves:
         case "dropped":
-            return fields.to_dense if config.group is OCTIC else _values
+            drop = fields.to_dense if config.group is OCTIC else _values
+            if not config.transition_map:
+                return drop
+            return Invariantize(drop, parts.of(None).linear(config.width, config.width))
         case "invariant" if config.group is not None:
             invariant = invariants.create(config.invariant, config.width, group=config.group, rngs=parts.rngs)
             if config.group is FLIP and invariant.out_features == config.width:
@@ -119,10 +122,12 @@ def _values(x: Isotypic) -> jax.Array:
 class Invariantize(nnx.Module):
     """Maps every token to invariants, and projects them if their number is not the width (I8, I2).
 
+    With `transition_map`, H8 and H2 project their components, in place of invariants.
+
     Shapes: a field of [*B, N, width] -> [*B, N, width].
     """
 
-    def __init__(self, invariant: nnx.Module, projection: nnx.Module | None):
+    def __init__(self, invariant: Callable, projection: nnx.Module | None):
         self.invariant, self.projection = invariant, projection
 
     def __call__(self, x: Isotypic) -> jax.Array:

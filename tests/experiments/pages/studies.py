@@ -104,6 +104,19 @@ def dinov2(data: str):
         yield [family, *cells, ", ".join(f"{value:.0f}" if value < 99.45 else f"{value:.1f}" for value in entropies)]
 
 
+@PAGE.table("MAE, blood cells | probe at start | probe | k-NN at start | k-NN | explained | turned")
+def autoencoders():
+    for family, row in entry("studies/mae_small_images")["rows"].items():
+        keys = (
+            "start linear_probe/top1",
+            "linear_probe/top1",
+            "start knn/top1",
+            "knn/top1",
+            "reconstruction/explained",
+        )
+        yield [family, *(spread(row[key]) for key in keys), f"{max(row['turned']):.0e}"]
+
+
 @PAGE.table(
     "variant | rank: plain | registers | Jumbo | accuracy: plain | registers | Jumbo | Jumbo - plain "
     "| Jumbo - registers",

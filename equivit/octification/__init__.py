@@ -1,0 +1,1 @@
+"""The plan, the starts, the stages and the report of `equivit.octify`."""

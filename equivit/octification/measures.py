@@ -1,0 +1,71 @@
+"""How near an octic model is to its teacher, and how equivariant both are."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equivit import costs
+from equivit.depthwise.equations import streamed
+from equivit.models.vit.model import ViT
+from equivit.objectives import feature_matching
+from equivit.symmetry import fields
+from equivit.symmetry.groups import OCTIC
+
+
+class Agreement(NamedTuple):
+    """The agreement of a model's last features, after the final norm, with the teacher's, on average over images.
+
+    Attributes:
+      patches, prefix: mean cosine of the patch tokens, and of the tokens before them (None if there are none).
+      error: squared distance of all tokens, relative to the teacher's squares.
+    """
+
+    patches: float
+    prefix: float | None
+    error: float
+
+
+def agreement(teacher: ViT, model: ViT, batches: Iterable[np.ndarray], *, orientations: bool) -> Agreement:
+    """Compare the features; the teacher's are averaged over the eight orientations if these count."""
+    sums = streamed(functools.partial(_sums, orientations), batches, teacher, model)
+    patches, prefix, left, energy, images = (np.asarray(a).item() for a in sums)
+    return Agreement(patches / images, prefix / images if model.config.prefix else None, left / energy)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(orientations, teacher, model, images, weight):
+    wanted = feature_matching.targets(teacher, images, "last", model.config.k, orientations)
+    found, prefix = model.tokens(images).astype(jnp.float32), model.config.prefix
+    near, left = feature_matching.cosine(found, wanted), jnp.square(found - wanted).sum((1, 2))
+    first = near[:, :prefix].mean(-1) if prefix else jnp.zeros(len(near))
+    each = (near[:, prefix:].mean(-1), first, left, jnp.square(wanted).sum((1, 2)), jnp.ones(len(near)))
+    return tuple((part * weight).sum() for part in each)
+
+
+def deviation(model: ViT, images: Any) -> float:
+    """The largest deviation over the group of turned features, moved back, from the upright ones; relative.
+
+    The features are all tokens after the final norm: 0 for an invariant model, up to rounding.
+    """
+    upright = np.asarray(_tokens(model, images))
+    worst, (ph, pw) = 0.0, model.config.patch_size
+    for g in OCTIC.elements[1:]:
+        turned = np.ascontiguousarray(fields.act_on_image(g, images))
+        grid = turned.shape[1] // ph, turned.shape[2] // pw
+        found: Any = np.asarray(_tokens(model, turned))
+        back = fields.act_on_tokens(OCTIC.inverse(g), found, grid, model.config.prefix)
+        worst = max(worst, float(np.linalg.norm(back - upright) / np.linalg.norm(upright)))
+    return worst
+
+
+_tokens = jax.jit(lambda model, images: model.tokens(images).astype(jnp.float32))
+
+
+def gigaflops(model: ViT, size: tuple[int, int]) -> float:
+    """Multiply-adds of the features of one image, in billions, counted as in octic ViTs."""
+    image = jax.ShapeDtypeStruct((1, *size, model.config.in_channels), jnp.float32)
+    return costs.count(lambda model, x: model.tokens(x), model, image).fvcore / 1e9

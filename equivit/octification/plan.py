@@ -1,0 +1,137 @@
+"""The options of `equivit.octify`, checked before anything is trained."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from equivit import errors
+from equivit.data import loader
+from equivit.layers.rngs import Keys
+from equivit.models import zoo
+from equivit.models.model import check_input
+from equivit.models.reconfiguration import reconfigure
+from equivit.models.vit.config import ViTConfig
+from equivit.models.vit.model import ViT
+from equivit.training import config as configs
+from equivit.training import loading
+
+FAMILIES = ("H8", "I8", "D8")
+HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
+# Arguments that decide which models the stages make, beside the source, the config and its changes.
+DECISIONS = ("family", "blocks", "images", *HINTS)
+# Keys of the config that the command sets.
+DETERMINED = ("init", "objective.teacher", "objective.place", "objective.orientations")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """An octification."""
+
+    loaded: ViT  # with its head, if it has one
+    teacher: ViT  # without a head, with positions for the image size of the config
+    octic: ViTConfig
+    file: str  # the config, with its mode
+    changes: tuple[str, ...]  # overrides of the config, such as "data.workers=2"
+    workdir: pathlib.Path  # the directory of all stages
+    orientations: bool  # whether the targets are averaged over the eight orientations
+    images: int  # the largest number of images for fits and agreement
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the octic model that differ from the teacher's."""
+        before = self.teacher.config
+        each = {field.name: getattr(self.octic, field.name) for field in dataclasses.fields(self.octic)}
+        return {name: value for name, value in each.items() if value != getattr(before, name)}
+
+    def config(self, stage: str) -> ConfigDict:
+        """The checked config of "stage1", at the transition, or "stage2", of the last features, without evaluation."""
+        config = self.measured.copy_and_resolve_references().unlock()
+        config.evaluation.suite = None
+        config.objective.place = "transition" if stage == "stage1" else "last"
+        config.objective.orientations = self.orientations
+        configs.validate(config)
+        return config.lock()
+
+    @property
+    def measured(self) -> ConfigDict:
+        """The checked config by which all models are measured."""
+        config = configs.load(self.file, (*self.changes, f"objective.teacher={self.workdir / 'teacher'}")).unlock()
+        config.model = zoo.options(self.octic)
+        configs.validate(config)
+        return config.lock()
+
+
+def make(options: Any, changes: Iterable[str]) -> Plan:
+    """Make the plan for the arguments of the command; see `equivit.octify`.
+
+    Raises:
+      ValueError: a model that is no plain ViT, or that octic layers cannot follow; a number of blocks out of range; an
+        override of what the weights determine; an image size that does not fit.
+      FileNotFoundError: the data or the weights are missing.
+    """
+    changes = tuple(changes)
+    for key in (change.partition("=")[0] for change in changes):
+        if key in DETERMINED or key.startswith("model."):
+            raise ValueError(f"--config.{key}: the weights and --family determine this; leave it out.")
+    config = _loaded(options.config, changes)
+    hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
+    if hints and options.input is not None:
+        raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
+    loaded = loading.load_model(options.weights or str(options.input), **hints)
+    _check_model(loaded)
+    size = tuple(config.data.image_size)
+    teacher, _ = reconfigure(loaded, num_classes=None, projection=None, image_size=size)
+    octic = _octic(teacher.config, options.family, options.blocks)
+    for split in (config.data.split, config.data.eval_split):
+        opened = loader.evaluate(config.data, batch_size=1, split=split)
+        check_input(octic, "config.data.image_size", size, opened.channels)
+    averaged = options.family != "H8"
+    return Plan(loaded, teacher, octic, options.config, changes, options.workdir, averaged, options.images)
+
+
+def _loaded(file: str, changes: tuple[str, ...]) -> ConfigDict:
+    wrong = ValueError(f"--config={file}: its objective is not 'feature_matching'; use configs/octify.py.")
+    try:
+        config = configs.load(file, (*changes, "objective.teacher=teacher"))
+    except ValueError as error:
+        raise wrong if "objective.teacher: no key" in str(error) else error from None
+    if config.objective.name != "feature_matching":
+        raise wrong
+    return config
+
+
+def _check_model(model: Any) -> None:
+    config = model.config
+    if type(config) is not ViTConfig or config.family != "plain":
+        kind = f"{type(config).__name__.removesuffix('Config')} of family {getattr(config, 'family', 'none')}"
+        raise ValueError(f"octify makes plain ViTs octic; this model is a {kind}.")
+    if config.replaced or config.adaptive:
+        what = "replaced blocks" if config.replaced else "adaptive patches"
+        raise ValueError(f"octify: this model has {what}; begin with the original model.")
+    if config.position == "rotary":
+        raise ValueError(
+            "octify: this model has rotary positions, which octic blocks lack; take one without, as DINOv2."
+        )
+
+
+def _octic(teacher: ViTConfig, family: str, blocks: int | None) -> ViTConfig:
+    """The configuration of the octic model; D8 is an I8 whose blocks are all octic, as in octic DINOv2."""
+    errors.one_of("--family", family, FAMILIES)
+    if family == "D8" and blocks not in (None, teacher.depth):
+        raise ValueError(f"--blocks={blocks}: all {teacher.depth} blocks of D8 are octic; leave it out.")
+    k = teacher.depth if family == "D8" else (teacher.depth // 2 if blocks is None else blocks)
+    if not 0 < k <= teacher.depth - (family == "H8"):
+        raise ValueError(f"--blocks={k} must lie between 1 and {teacher.depth - (family == 'H8')}, for {family}.")
+    fields: dict[str, Any] = dict(family="H8" if family == "H8" else "I8", equivariant_blocks=k, position="learned")
+    try:
+        octic = dataclasses.replace(
+            teacher, **fields, transition_map=family == "H8", init="normal", position_offset=0.0
+        )
+        jax.eval_shape(lambda: octic.build(Keys(0)))
+    except ValueError as error:
+        raise ValueError(f"octify: octic layers cannot follow this model: {error}") from None
+    return octic

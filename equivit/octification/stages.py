@@ -1,0 +1,84 @@
+"""The stages of an octification; a stage whose result exists is skipped."""
+
+import json
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from equivit import command, files, logical, staged
+from equivit.depthwise.training_images import TrainingImages
+from equivit.evaluation import runner
+from equivit.layers.rngs import Keys
+from equivit.models.reconfiguration import reconfigure
+from equivit.models.vit.model import ViT
+from equivit.octification import measures, starts
+from equivit.octification.plan import Plan
+from equivit.training import sharding
+
+BATCH = 16  # images whose features are in memory at once
+
+
+class Result(NamedTuple):
+    """The result of an octification."""
+
+    starts: dict[str, float]  # the relative squared error at the transition after least squares, by start
+    figures: dict[str, dict[str, Any]]  # of the teacher, the start and both stages: `_measured`
+
+
+def run(plan: Plan) -> Result:
+    """Run all stages in order."""
+    place = plan.workdir
+    teacher = staged.saved_model(place / "teacher", lambda: plan.teacher)
+    config = plan.measured
+    chosen = place / "starts.json"
+    start = staged.saved_model(place / "start", lambda: _start(plan, config, teacher), beside=chosen)
+    models = dict(teacher=teacher, start=start)
+    models["stage1"] = staged.trained(plan.config("stage1"), place / "stage1", place / "start")
+    models["stage2"] = staged.trained(plan.config("stage2"), place / "stage2", place / "stage1")
+    staged.saved_model(place / "model", lambda: with_head(models["stage2"], plan.loaded))
+    figures = {name: _measured(plan, config, name, teacher, model) for name, model in models.items()}
+    return Result(files.read_json(chosen), figures)
+
+
+def _start(plan: Plan, config: ConfigDict, teacher: ViT) -> ViT:
+    """The start with the smallest error at the transition; starts.json has the error of each."""
+    images = _images(plan, config, config.data.split)
+    command.say(f"Starts: {', '.join(starts.STARTS)}, each with least squares on {images.found} training images.")
+    found = {}
+    for start in starts.STARTS:
+        model = starts.octic(teacher, plan.fields, start, Keys(config.seed))
+        found[start] = starts.fitted(teacher, model, images, orientations=plan.orientations)
+    files.write_text(plan.workdir / "starts.json", json.dumps({name: error for name, (_, error) in found.items()}))
+    return min(found.values(), key=lambda pair: pair[1])[0]
+
+
+def _images(plan: Plan, config: ConfigDict, split: str) -> TrainingImages:
+    data = config.copy_and_resolve_references().unlock().data
+    data.split = split
+    return TrainingImages(data, plan.images, batch_size=BATCH, seed=config.seed, workers=config.data.workers)
+
+
+def _measured(plan: Plan, config: ConfigDict, name: str, teacher: ViT, model: ViT) -> dict[str, Any]:
+    """The figures of a model, which a file stores: agreement, deviation, gigaflops and the suite of the config."""
+    path = plan.workdir / "figures" / f"{name}.json"
+    if not path.is_file():
+        images = _images(plan, config, config.data.eval_split)
+        command.say(f"Measuring {name}, on {images.found} images of {config.data.eval_split}.")
+        agreement = measures.agreement(teacher, model, images, orientations=plan.orientations)
+        found = dict(agreement=agreement._asdict(), deviation=measures.deviation(model, next(iter(images))))
+        found |= dict(gigaflops=measures.gigaflops(model, tuple(config.data.image_size)))
+        with jax.set_mesh(sharding.create_mesh(config.mesh)):
+            results = runner.evaluate(model, config, config.evaluation.suite)
+        path.parent.mkdir(exist_ok=True)
+        files.write_text(path, json.dumps(found | dict(suite=runner.scalars(results)), indent=1) + "\n")
+    return files.read_json(path, "agreement", "deviation", "gigaflops", "suite")
+
+
+def with_head(model: ViT, loaded: ViT) -> ViT:
+    """The octic model with the head of the loaded one, if it has one."""
+    if loaded.config.num_classes is None:
+        return model
+    whole, _ = reconfigure(model, num_classes=loaded.config.num_classes)
+    head = {name: a for name, a in logical.to_logical(loaded).items() if name.startswith("head.")}
+    return starts.put(whole, head)
