@@ -1,0 +1,46 @@
+"""Octify against training from scratch: which runs are made, with how many steps, and what is claimed."""
+
+import json
+import types
+
+import pytest
+
+from experiments.studies import octify_small_images as script
+
+
+def test_each_family_has_a_third_of_the_steps_and_the_images_of_the_teacher(tmp_path, monkeypatch):
+    runs, calls = [], []
+
+    def trained(config, workdir):
+        runs.append((config.model.family, config.steps, config.seed))
+        return {"eval/accuracy/top1": 0.4, "eval/orientation/accuracy_mean": 0.3}
+
+    def octify(arguments):
+        calls.append(dict(argument.removeprefix("--").split("=", 1) for argument in arguments))
+        return 0
+
+    monkeypatch.setattr(script.several_seeds, "trained", trained)
+    monkeypatch.setattr(script, "octify", types.SimpleNamespace(main=octify))
+    values = {"start": 0.1, "model": 0.39}
+    monkeypatch.setattr(
+        script, "evaluated", lambda config, model, teacher: dict.fromkeys(script.FIGURES, values[model.name])
+    )
+    arguments = ["--data=cifar10", "--source=npz:x.npz", "--steps=60", "--seeds=0,1", f"--workdir={tmp_path}"]
+    assert script.main([*arguments, f"--output={tmp_path / 'o.json'}"]) == 0
+    assert runs[:5] == [("plain", 60, 0), ("H8", 20, 0), ("H8", 60, 0), ("I8", 20, 0), ("I8", 60, 0)]
+    assert [(call["family"], call["config.steps"], call["config.seed"]) for call in calls[:2]] == [
+        ("H8", "10", "0"),
+        ("I8", "10", "0"),
+    ]
+    assert calls[0]["config.data.source"] == "npz:x.npz" and calls[0]["config.data.image_size"] == "(32, 32)"
+    found = json.loads((tmp_path / "o.json").read_text())["cifar10"]
+    assert found["rows"]["H8, octify"]["upright"] == [0.39, 0.39]
+    assert [claim["holds"] for claim in found["claims"]] == [True, True]
+    assert found["gains"]["I8, octify - teacher, eight orientations"]["gap"] == pytest.approx(0.09)
+
+
+def test_a_failure_of_octify_ends_the_study(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "octify", types.SimpleNamespace(main=lambda arguments: 1))
+    options = types.SimpleNamespace(data="cifar10", source="npz:x.npz", override=[])
+    with pytest.raises(SystemExit):
+        script.octified(options, "H8", script.config_of(options, "plain", 30, 0), tmp_path, 5, 0)
