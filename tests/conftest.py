@@ -31,9 +31,9 @@ from jax._src.interpreters import mlir
 CACHE = "ignore:Error reading persistent compilation cache entry:UserWarning"
 os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), CACHE)))
 
-# XLA cuts a program into 32 parts, which are compiled in threads; here each process has one core, and cutting costs a
-# fifth of the time.  Half of what is left goes into the fusion emitters, which 0.10 can do without; later versions
-# refuse that flag.
+# XLA cuts a program into 32 parts, which are compiled in threads; here other processes use the other cores, and cutting
+# costs a fifth of the time.  Half of what is left goes into the fusion emitters, which 0.10 can do without; later
+# versions refuse that flag.
 FLAGS = {"--xla_cpu_parallel_codegen_split_count": "1"}
 # XLA aborts the process where a virtual device comes a minute late to a sum over all; a busy machine may be as slow.
 FLAGS |= {f"--xla_cpu_collective_call_{what}_timeout_seconds": "3600" for what in ("warn_stuck", "terminate")}

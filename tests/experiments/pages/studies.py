@@ -43,6 +43,16 @@ def jumbo_small_images():
     yield ["Jumbo over registers (standard error)", *cells]
 
 
+@PAGE.table("width 48, 64 patches | best rate | test accuracy | training loss | over registers (standard error)")
+def jumbo_rates():
+    found = entry("studies/jumbo_rates")
+    for row in found["rows"]:
+        cells = [f"{row['rate']:g}", spread(row["top1"]), f"{statistics.fmean(row['loss']):.3f}"]
+        gain = found["gains"].get(f"{row['arm']} - registers, 48")
+        more = f"{100 * gain['gap']:+.1f} ({100 * gain['standard_error']:.1f})" if gain else ""
+        yield [row["arm"], *cells, more]
+
+
 @PAGE.table("model | images/s | step, ms | equal epochs | equal time (epochs)")
 def jumbo_baselines():
     names = dict(jumbo="Jumbo", registers="registers", mobilenetv4="MobileNetV4 conv-small", shvit="SHViT S1")
