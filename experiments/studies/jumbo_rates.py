@@ -111,7 +111,8 @@ def cells(row: Mapping, rates: Sequence[float]) -> dict:
     if row["rate"] in (min(rates), max(rates)):
         notes.append("rate at the edge")
     loss = f"{statistics.fmean(row['loss']):.3f}" if row["loss"] else "-"
-    return {**row, "top1": several_seeds.spread(row["top1"]), "loss": loss, "note": "; ".join(notes)}
+    shown = dict(rate=f"{row['rate']:g}", top1=several_seeds.spread(row["top1"]), loss=loss, note="; ".join(notes))
+    return {**row, **shown}
 
 
 def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:

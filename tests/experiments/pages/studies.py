@@ -172,6 +172,10 @@ def sentences():
     yield f"Jumbo is {gap('jumbo_baselines', pair)} points ahead of registers (standard error "
     yield f"{error('jumbo_baselines', pair)}), not resolved"
     yield f"{gap('jumbo_baselines', 'equal time: jumbo - mobilenetv4')} points behind Jumbo, resolved"
+    pairs = ("Jumbo, rate / J - registers, 48", "Jumbo, rate / J - Jumbo, 48", "no MLP - registers, 48")
+    own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
+    yield f"Jumbo at its own rate is {own} points above registers at equal time, and {one} above Jumbo at one rate"
+    yield f"without an MLP of its own the token has {wide} points"
     octic = entry("studies/jumbo_small_images", "octic")["rows"]
     values = [
         spread(octic[f"{model} 96"]["eval/accuracy/top1"]["values"]) for model in ("octic", "invariant", "steerable")
