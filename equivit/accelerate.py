@@ -66,12 +66,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from equivit import staged
     from equivit.acceleration import plan, report, stages
-    from equivit.training.run import lock
 
     changes = command.changes(rest, _parser())
     made = plan.make(options, changes)
-    with lock.held(options.workdir / ".lock"):
-        staged.claim(options, plan.DECISIONS, changes, made.weights)
+    with staged.claimed(options, plan.DECISIONS, changes, made.weights):
         print(f"Done: {report.write(made, stages.run(made))}")
 
 

@@ -1,9 +1,10 @@
 """Shared parts of commands with several stages: each stage is stored, and skipped when its result exists."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from equivit import command, errors, files, logical, train
 from equivit.models import saved
 from equivit.models.model import ModelModule
 from equivit.training import checkpoints
+from equivit.training.run import lock
 
 ARGUMENTS = "arguments.json"
 
@@ -47,6 +49,14 @@ def fingerprint(model: ModelModule) -> str:
         digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
         digest.update(np.asarray(tensor).tobytes())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def claimed(options: Any, decisions: Iterable[str], changes: Iterable[str], weights: str) -> Iterator[None]:
+    """Hold the lock of the command's directory, which belongs to these arguments (`claim`), while stages run."""
+    with lock.held(options.workdir / ".lock"):
+        claim(options, decisions, changes, weights)
+        yield
 
 
 def claim(options: Any, decisions: Iterable[str], changes: Iterable[str], weights: str) -> None:

@@ -65,7 +65,7 @@ class Stack(nnx.Module):
     It returns a value of the shape of x.  Its changes to its own variables, such as running statistics, are written
     back to the stack.
 
-    A profile names operations by block, "blocks.3/attn/linear", and those of a scan by all its blocks, "blocks.0-11".
+    A profile names an operation by its block, "blocks.3/attn/linear", or in a scan by all blocks, "blocks.0-11".
 
     Args:
       runs: pairs (length, make); `make(rngs)` builds one block.

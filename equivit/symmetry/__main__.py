@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from equivit.guarantees.examine import Images
 
-SYMMETRIES = ("octic", "flip", "shift")
 MOST = 200  # images
 
 
@@ -53,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _symmetries(text: str) -> tuple[str, ...]:
     """The `type` of an argument of symmetries, separated by commas."""
+    from equivit.guarantees.motions import SYMMETRIES
+
     names = tuple(text.split(","))
     for name in names:
         if name not in SYMMETRIES:

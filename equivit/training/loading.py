@@ -128,7 +128,7 @@ def preparation(place: str, model: Config) -> dict[str, Any]:
         if jax.process_index() == 0:
             print(
                 f"{place}: nothing beside these weights says how images are normalised; taking "
-                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (those of Google's ViTs and SigLIP are 0.5).",
+                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (Google's ViTs and SigLIP use 0.5 for both).",
                 file=sys.stderr,
                 flush=True,
             )

@@ -30,11 +30,11 @@ from experiments.findings import Claim
 from experiments.studies import octic_small_images, several_seeds
 
 FAMILIES = ("H8", "I8")
-SHARE = 3  # the teacher's steps over those of `octify` and of the short runs from scratch
+SHARE = 3  # `octify` and the short runs from scratch take the teacher's steps divided by this
 KEPT = 0.97
 FIGURES = {"upright": "accuracy/top1", "eight orientations": "orientation/accuracy_mean"}
 RECIPE = ["evaluation.suite=('accuracy','orientation')"]
-# The images of the recipe of the teacher, in place of those of configs/octify.py.
+# Keys of `data` that configs/octify.py takes from the teacher's recipe.
 IMAGES = ("source", "split", "eval_split", "image_size", "mean", "std", "channels", "crop_ratio")
 IMAGES += ("train_examples", "eval_examples", "augment.crop", "augment.flip")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit.guarantees import examine, motions
+from equivit.guarantees import examine
 from equivit.models import saved
 from equivit.symmetry import __main__ as symmetry
 from equivit.trained_on import TrainedOn
@@ -75,4 +75,3 @@ def test_mistakes_are_one_line(place, tmp_path, capsys):
     assert "error: --image_size 8x9: the width 9 is not divisible" in capsys.readouterr().err
     assert symmetry.main([f"--input={place / 'model'}", f"--images={place / 'model'}"]) == 1
     assert "there is no image in this folder" in capsys.readouterr().err
-    assert symmetry.SYMMETRIES == motions.SYMMETRIES  # which the command does not import for its help

@@ -333,7 +333,7 @@ def test_rules_are_computed_per_slice():
 
 @pytest.mark.parametrize("unroll", [True, False])
 def test_operations_are_named_by_their_block_in_a_trace(unroll):
-    """Also those of the backward pass, whose rules trace the block again.  The body of a scan is a call with a name."""
+    """The backward pass has the names, too, although it traces the block again.  The body of a scan is a named call."""
     model = models.create("vit_ti16", width=16, depth=2, num_heads=2, patch_size=8, unroll=unroll)
     gradient = jax.jit(jax.grad(lambda model, images: model(images).sum()))
     text = gradient.lower(model, jnp.zeros((1, 8, 8, 3))).as_text(debug_info=True)

@@ -119,7 +119,7 @@ EQUIVARIANT = {
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_the_reconstruction_of_a_turned_image_is_turned(encoder, changes):
-    """Also with another grid than that of the positions; in float64, where only rounding is left."""
+    """In float64, where only rounding is left; on a grid that the positions were not learned for, too."""
     mask = np.ones((2, 15))
     np.put_along_axis(mask, np.asarray(KEEP), 0, axis=1)
     mask = mask.reshape(2, 3, 5)
