@@ -1,13 +1,15 @@
 """Blocks beside PyTorch, kernels, adaptive models and training steps on a GPU, most important first.
 
     python -m experiments benchmarks.gpu --minutes=10 --peer=torch-venv/bin/python  # resumes the last run
+    python -m experiments benchmarks.gpu --only="swin_t," --only=kernels  # cells whose names have one of these words
     python -m experiments benchmarks.gpu --dry  # on any machine: lists the cells, and what each card has measured
     python -m experiments benchmarks.gpu --quick --output=/tmp/gpu.json  # tiny sizes on any machine; tries the script
 
 The JSON has an entry for each card, in which every cell has its commit; it is written after each cell.  A cell that is
 there is not measured again: another --output begins from the start.  The peer is a Python with torch, and timm for
 timm's blocks; --official is a clone of github.com/davnords/octic-vits, for its octic blocks.  Times are medians.
-A block's time is an eighth of the time of a stack of 8 blocks.  No claims.
+A block's time is an eighth of the time of a stack of 8 blocks; "kernels", from a trace, are of the whole stack.  No
+claims.
 """
 
 import json
@@ -24,7 +26,7 @@ COLUMNS = dict(cell="cell", found="measured")
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    cells = gpu_cells.cells(options)
+    cells = chosen(gpu_cells.cells(options), options.only)
     entries = findings.read_json(options.output)
     if options.dry:
         print(findings.table(states(cells, entries), {"cell": "cell", **{card: card for card in entries}}))
@@ -38,10 +40,19 @@ def _options(arguments):
     options = flags.timing_parser(__doc__, __file__, runs=20, warmup=3, minutes=10)
     options.add_argument("--peer", help="a Python with torch; without it no peer is timed")
     options.add_argument("--official", help="a directory of the official octic ViTs, for the peer")
+    options.add_argument("--only", action="append", default=[], help="words in the name of a cell; may be repeated")
     options.add_argument("--dry", action="store_true", help="list the cells and measure nothing")
     options.add_argument("--quick", action="store_true", help="tiny sizes on any machine, to try the script")
     options.set_defaults(entry=None)
     return options.parse_args(arguments)
+
+
+def chosen(cells: list[gpu_cells.Cell], words: list[str]) -> list[gpu_cells.Cell]:
+    """The cells whose names have one of the words; all without words."""
+    found = [cell for cell in cells if not words or any(word in cell.name for word in words)]
+    if not found:
+        raise ValueError(f"--only={', '.join(words)}: no cell has these words in its name; --dry lists the cells.")
+    return found
 
 
 def measure(cells: list[gpu_cells.Cell], entries: dict[str, dict], options) -> int:

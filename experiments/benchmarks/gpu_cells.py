@@ -7,7 +7,7 @@ import math
 import pathlib
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from equivit.kernels import using
 from equivit.models import zoo
 from equivit.precision import cast
 from equivit.symmetry import fields
-from experiments import compiled_models, machine, timing
+from experiments import compiled_models, device_profile, machine, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC
 from experiments.tables.adaptive.speed import VARIANTS
@@ -54,29 +54,36 @@ class Cell(NamedTuple):
 
 def cells(options) -> list[Cell]:
     """All cells, in the order of their importance."""
-    first = [*blocks(("none",)), *hopper(), *peers(options)]
-    return [*first, *blocks(("dots", "full")), *kernels(), *adaptive(), *steps()]
+    huge, large = SIZES
+    first = [*blocks([huge], ("mixed",), ("unrolled",)), *hopper([huge]), *peers(options, [huge])]
+    first += [*adaptive(ADAPTIVE[:1]), *blocks([large], ("mixed",), ("unrolled",)), *hopper([large])]
+    scans = [*blocks(SIZES, ("mixed",), ("scan",)), *blocks(SIZES, ("bfloat16",), FORMS)]
+    rematerialised = blocks(SIZES, ("mixed", "bfloat16"), FORMS, ("dots", "full"))
+    rest = [*kernels(), *steps(), *peers(options, [large]), *adaptive(ADAPTIVE[1:])]
+    return [*first, *scans, *rest, *rematerialised]
 
 
-def blocks(policies: tuple[str, ...]) -> Iterator[Cell]:
-    """Stacks of blocks: sizes, precisions, families, tasks and forms; policies other than "none" for gradients."""
-    products = itertools.product(SIZES, ("mixed", "bfloat16"), FAMILIES, TASKS, FORMS, policies)
-    for size, precision, family, task, form, remat in products:
+def blocks(
+    sizes: Iterable[str], precisions: Iterable[str], forms: Iterable[str], policies: Iterable[str] = ("none",)
+) -> Iterator[Cell]:
+    """Stacks of blocks of both families, and both tasks; policies other than "none" for gradients."""
+    products = itertools.product(sizes, precisions, forms, FAMILIES, TASKS, policies)
+    for size, precision, form, family, task, remat in products:
         if task == "forward" and remat != "none":
             continue
         name = ", ".join([size, family, precision, form, task, *([f"remat {remat}"] if remat != "none" else [])])
         yield Cell(name, functools.partial(_block, size, precision, family, task, form, remat))
 
 
-def hopper() -> Iterator[Cell]:
+def hopper(sizes: Iterable[str]) -> Iterator[Cell]:
     """Octic blocks under `kernels.using("gpu")`: their times, and how far their results are from "auto"."""
-    for size, task in itertools.product(SIZES, TASKS):
+    for size, task in itertools.product(sizes, TASKS):
         yield Cell(f"{size}, D8, mixed, unrolled, kernels, {task}", functools.partial(_hopper, size, task))
 
 
-def peers(options) -> Iterator[Cell]:
+def peers(options, sizes: Iterable[str]) -> Iterator[Cell]:
     """Stacks of the peers' blocks, in bfloat16 by autocast, under torch.compile."""
-    for size, kind, task in itertools.product(SIZES, PEERS, TASKS):
+    for kind, size, task in itertools.product(PEERS, sizes, TASKS):
         if options.dry or options.peer and (kind != "official" or options.official):
             yield Cell(f"{size}, {PEERS[kind]}, {task}", functools.partial(_peer, size, kind, task))
 
@@ -87,9 +94,9 @@ def kernels() -> Iterator[Cell]:
         yield Cell(f"kernel, {operation}, {shape}", functools.partial(_kernel, shape, operation))
 
 
-def adaptive() -> Iterator[Cell]:
+def adaptive(names: Iterable[str]) -> Iterator[Cell]:
     """Hierarchical models in float32: ordinary, adaptive, and adaptive by the input."""
-    for name, task, variant in itertools.product(ADAPTIVE, ("forward", "gradient"), CHOICES):
+    for name, task, variant in itertools.product(names, ("forward", "gradient"), CHOICES):
         yield Cell(f"{name}, {variant}, {task}", functools.partial(_adaptive, name, task, variant))
 
 
@@ -114,9 +121,10 @@ def _hopper(size, task, options) -> dict[str, Any]:
         with using("interpret" if options.quick else "gpu"):
             return function(*arguments)
 
-    pairs = zip(*(jax.tree.leaves(jax.jit(f)(*arguments)) for f in (by_kernels, function)), strict=True)
+    compiled, found = _compiled(by_kernels, arguments)
+    pairs = zip(*(jax.tree.leaves(f(*arguments)) for f in (compiled, jax.jit(function))), strict=True)
     deviations = [float(jnp.abs(a.astype(float) - b).max() / jnp.abs(b).max()) for a, b in pairs]
-    found = _timed(by_kernels, arguments, options)
+    found |= _profiled(compiled, arguments, options)
     return found | dict(milliseconds=found["milliseconds"] / depth, deviation=max(deviations))
 
 
@@ -196,12 +204,33 @@ def _gradient(forward: Callable) -> Callable:
 
 
 def _timed(function: Callable, arguments: tuple, options) -> dict[str, Any]:
-    """Milliseconds of a call, seconds of its compilation, and temporary bytes of its program."""
+    """Milliseconds of a call, its kernels, seconds of its compilation, and temporary bytes of its program."""
+    compiled, found = _compiled(function, arguments)
+    return found | _profiled(compiled, arguments, options)
+
+
+def _compiled(function: Callable, arguments: tuple) -> tuple[Callable, dict[str, Any]]:
+    """The program of a function, the seconds of its compilation, and its temporary bytes."""
     begun = time.perf_counter()
     compiled = jax.jit(function).lower(*arguments).compile()
     seconds, memory = time.perf_counter() - begun, machine.memory(compiled)
-    found = timing_of(lambda: compiled(*arguments), options)
-    return found | dict(compile_seconds=seconds, temporary_bytes=None if memory is None else memory.temporary)
+    return compiled, dict(compile_seconds=seconds, temporary_bytes=None if memory is None else memory.temporary)
+
+
+def _profiled(compiled: Callable, arguments: tuple, options) -> dict[str, Any]:
+    """Milliseconds of a call, and on a GPU its kernels."""
+
+    def call():
+        return compiled(*arguments)
+
+    found = timing_of(call, options)
+    try:
+        return found | (device_profile.kernels(call) if machine.on_gpu() else {})
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return found
 
 
 def timing_of(call: Callable[[], Any], options) -> dict[str, float]:

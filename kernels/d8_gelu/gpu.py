@@ -31,11 +31,13 @@ def supported(channels: int, dtype: DTypeLike) -> bool:
     return dtype in (jnp.float32, jnp.bfloat16) and channels * dtype.itemsize % 16 == 0
 
 
+@jax.jit
 def forward(lines: jax.Array, planes: jax.Array) -> tuple[jax.Array, jax.Array]:
     """GELU in the regular basis: lines [4, M, C] and planes [2, M, 2C] -> the same."""
     return _everywhere(octic_gelu, [(lines, planes)], "d8_gelu")
 
 
+@jax.jit
 def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array
 ) -> tuple[jax.Array, jax.Array]:

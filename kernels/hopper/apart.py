@@ -54,6 +54,7 @@ def _taken(array, places, axis):
     return jnp.moveaxis(tiles[..., places].reshape(x.shape), -1, axis)
 
 
+@jax.jit
 def forward(*vectors: jax.Array) -> Field:
     """The field of P arrays of head vectors, side by side in each irrep, with channels in the order of `arranged`.
 

@@ -9,6 +9,7 @@ multiplies it with the GELU's derivative at the hidden field, which shared memor
 The first half loads during the products.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,6 +52,13 @@ def supported(c: int, f: int, dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype) == jnp.bfloat16 and whole and default_ring(c) is not None
 
 
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "hidden",
+        "ring",
+    ),
+)
 def forward(
     lines: jax.Array,
     planes: jax.Array,
@@ -75,6 +83,7 @@ def forward(
     return multiplied((lines, planes), (w_lines, w_planes), beside, fields=1 + hidden)
 
 
+@functools.partial(jax.jit, static_argnames=("ring",))
 def backward(
     lines: jax.Array,
     planes: jax.Array,

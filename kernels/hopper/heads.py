@@ -72,6 +72,13 @@ def supported(width: int, heads: int, dtype: DTypeLike, parts: int = 3) -> bool:
     return whole and default_ring(width, c) is not None
 
 
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "heads",
+        "ring",
+    ),
+)
 def forward(
     lines: jax.Array,
     planes: jax.Array,

@@ -33,6 +33,13 @@ def supported(c: int, dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16) and c % 32 == 0 and c <= WIDEST
 
 
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "norm",
+        "dtype",
+    ),
+)
 def forward(
     lines: jax.Array,
     planes: jax.Array,

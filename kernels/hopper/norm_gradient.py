@@ -35,6 +35,7 @@ def supported(c: int, field: DTypeLike, gradient: DTypeLike) -> bool:
     return forward.supported(c, field) and forward.supported(c, gradient)
 
 
+@functools.partial(jax.jit, static_argnames=("norm",))
 def backward(
     lines: jax.Array,
     planes: jax.Array,

@@ -63,6 +63,7 @@ def default_tile(f: int, c: int, stream: DTypeLike) -> Tile:
     return Tile(*measured) if measured else tiles(f, c, stream)[0]
 
 
+@functools.partial(jax.jit, static_argnames=("tile",))
 def forward(
     x_lines: jax.Array,
     x_planes: jax.Array,

@@ -31,6 +31,7 @@ def supported(c: int, f: int, dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype) == jnp.bfloat16 and c % 16 == 0 and f % (COMPUTE * WIDTH) == 0
 
 
+@jax.jit
 def forward(
     lines: jax.Array, planes: jax.Array, w_lines: jax.Array, w_planes: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
