@@ -110,21 +110,19 @@ def forward(
 
 
 def _arranged(w_lines, w_planes, bias, c):
-    """The weights [4, C, T l] and [2, C, T p] and the bias [T, l] of `rows.multiply`."""
+    """The weights [4, C, T l] and [2, C, T p] of `rows.multiply`, and the bias of `rows.load_bias`."""
     width = w_lines.shape[1]
     if c % GROUP == 0:
         return w_lines, w_planes.reshape(2, width, -1), bias.astype(jnp.float32).reshape(-1, WIDTH)
     lines, planes = _sources(c)
     tiles = bias.size // (4 * c)
     per_tile = w_lines.reshape(4, width, tiles, 4 * c)
-    placed = [jnp.pad(per_tile[i][..., lines[i]], _empty(c)) for i in range(4)]
+    empty = columns(c).lines - 4 * c
+    placed = [jnp.pad(per_tile[i][..., lines[i]], ((0, 0), (0, 0), (0, empty))) for i in range(4)]
     w_planes = w_planes.reshape(2, width, tiles, 8 * c)[..., planes]
-    bias = jnp.pad(bias.astype(jnp.float32).reshape(tiles, 4 * c)[:, lines[0]], _empty(c)[1:])
+    bias = bias.astype(jnp.float32).reshape(tiles, 4 * c)[:, lines[0]]
+    bias = jnp.pad(bias, ((0, 0), (0, rows.bias_columns(columns(c)) - 4 * c)))
     return jnp.stack(placed).reshape(4, width, -1), w_planes.reshape(2, width, -1), bias
-
-
-def _empty(c):
-    return (0, 0), (0, 0), (0, columns(c).lines - 4 * c)
 
 
 def _sources(c):

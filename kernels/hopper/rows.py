@@ -86,7 +86,9 @@ class Ring(NamedTuple):
 
 def rings(c: int, columns: Columns, stage_bytes: int) -> list[Ring]:
     """For each depth, the ring with most slots that fits in shared memory beside the rows and the staged results."""
-    free = SHARED_BYTES - 2 * 8 * c * ROWS - COMPUTE * (stage_bytes + 4 * columns.lines) - 2048  # for the barriers
+    free = (
+        SHARED_BYTES - 2 * 8 * c * ROWS - COMPUTE * (stage_bytes + 4 * bias_columns(columns)) - 2048
+    )  # for the barriers
     found = [Ring(depth, min(free // columns.bytes(depth), MOST_SLOTS)) for depth in (32, 16) if c % depth == 0]
     return [ring for ring in found if ring.slots >= 2]
 
@@ -156,13 +158,18 @@ def multiply(
     )(lines, planes, w_lines, w_planes, *beside)
 
 
+def bias_columns(columns: Columns) -> int:
+    """The entries of a tile's bias, with empty ones at the end: TMA needs multiples of 128 bytes."""
+    return columns.lines + -columns.lines % 32
+
+
 def bias_types(columns: Columns) -> tuple[Any, Any]:
     """An epilogue's own memory for a bias of a tile, and its barrier."""
-    return plgpu.SMEM((COMPUTE, columns.lines), jnp.float32), plgpu.Barrier(num_barriers=COMPUTE)
+    return plgpu.SMEM((COMPUTE, bias_columns(columns)), jnp.float32), plgpu.Barrier(num_barriers=COMPUTE)
 
 
 def load_bias(own: tuple[Any, ...], beside: tuple[Any, ...], row: jax.Array, column: jax.Array) -> None:
-    """Begin to load a tile's bias, `Epilogue.load`: `own` ends with `bias_types`, and the bias [T, l] is beside."""
+    """Begin to load a tile's bias, `Epilogue.load`: `own` ends with `bias_types`; [T, `bias_columns`] is beside."""
     del row
     plgpu.copy_gmem_to_smem(beside[0].at[column], *own[-2:])
 
@@ -171,7 +178,8 @@ def add_bias(sums: list[jax.Array], own: tuple[Any, ...]) -> list[jax.Array]:
     """Sums with the tile's bias added to the invariant component."""
     bias, loaded = own[-2:]
     plgpu.barrier_wait(loaded)
-    return [sums[0] + jax.lax.broadcast_in_dim(bias[...], sums[0].shape, (1,)), *sums[1:]]
+    own_columns = bias[pl.ds(0, sums[0].shape[1])]
+    return [sums[0] + jax.lax.broadcast_in_dim(own_columns, sums[0].shape, (1,)), *sums[1:]]
 
 
 class _Tiles(NamedTuple):

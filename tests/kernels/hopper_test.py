@@ -1,8 +1,10 @@
 """The Hopper kernels of octic branches: values in the GPU interpreter, which the newest JAX has, and lowering."""
 
 import functools
+import math
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -313,6 +315,54 @@ def kernel_calls(text, name):
     """How often a program calls a kernel, whose code it has once for each shape, in a function of its own."""
     functions = [part for part in text.split("func.func ") if rf"\00{name}_mosaic_gpu\00" in part]
     return sum(text.count(f"call {part[part.index('@') : part.index('(')]}(") for part in functions)
+
+
+SIZES = {"ViT-B": (96, 384, 12), "ViT-L": (128, 512, 16), "ViT-H": (160, 640, 16)}  # channels, hidden ones, heads
+
+
+def traced_kernels(c, f, number):
+    """Each kernel of a model of C channels, with its arguments."""
+    m = 64
+
+    def field(width, dtype=jnp.bfloat16):
+        return [jax.ShapeDtypeStruct(shape, dtype) for shape in ((4, m, width), (2, m, 2 * width))]
+
+    def weights(before, after, *vectors):
+        shapes = (4, before, after), (2 * before, 2 * after)
+        return [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes] + [
+            jax.ShapeDtypeStruct(shape, jnp.float32) for shape in vectors
+        ]
+
+    stream, vectors = field(c, jnp.float32), [(c,), (4, c), (2 * c,)]
+    scales = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*vectors[1:], vectors[0])]
+    yield functools.partial(norm.forward.__wrapped__, norm=NORM, dtype=jnp.bfloat16), [*stream, *scales]
+    yield functools.partial(norm_gradient.backward.__wrapped__, norm=NORM), [*stream, *stream, *field(c)]
+    yield functools.partial(heads.forward.__wrapped__, heads=number), [*field(c), *weights(c, 3 * c, (3 * c,))]
+    yield apart.forward.__wrapped__, [jax.ShapeDtypeStruct((m, number, 8 * c // number), jnp.bfloat16)] * 3
+    yield functools.partial(gelu.forward.__wrapped__, hidden=True), [*field(c), *weights(c, f, (f,))]
+    yield gelu.backward.__wrapped__, [*field(f), *field(c), *weights(f, c)]
+    yield residual.forward.__wrapped__, [*stream, *field(f), *weights(f, c, *vectors)]
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_tma_copies_to_and_from_multiples_of_128_bytes(model, monkeypatch):
+    """On a card, a part of shared memory that begins elsewhere is a misaligned address; no interpreter tells."""
+    moved = []
+
+    def checked(copy, part):
+        def checking(*arguments, **options):
+            moved.append(arguments[part])
+            return copy(*arguments, **options)
+
+        return checking
+
+    for name, part in (("copy_gmem_to_smem", 1), ("copy_smem_to_gmem", 0)):
+        monkeypatch.setattr(plgpu, name, checked(getattr(plgpu, name), part))
+    for kernel, arguments in traced_kernels(*SIZES[model]):
+        moved.clear()
+        jax.eval_shape(kernel, *arguments)
+        assert moved
+        assert all(math.prod(ref.shape) * ref.dtype.itemsize % 128 == 0 for ref in moved), kernel
 
 
 def test_what_is_supported():
