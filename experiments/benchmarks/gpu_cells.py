@@ -223,14 +223,7 @@ def _profiled(compiled: Callable, arguments: tuple, options) -> dict[str, Any]:
     def call():
         return compiled(*arguments)
 
-    found = timing_of(call, options)
-    try:
-        return found | (device_profile.kernels(call) if machine.on_gpu() else {})
-    except Exception:
-        import traceback
-
-        traceback.print_exc()
-        return found
+    return timing_of(call, options) | (device_profile.kernels(call) if machine.on_gpu() else {})
 
 
 def timing_of(call: Callable[[], Any], options) -> dict[str, float]:
