@@ -2,6 +2,7 @@
 
 import functools
 import json
+import types
 
 import jax
 import pytest
@@ -40,3 +41,22 @@ def test_the_fastest_tile_is_the_one_that_kernels_read(tmp_path, monkeypatch):
     best._table.cache_clear()
     assert best.tile("a", 1) == (2, 1) and best.tile("a", 2) is None
     best._table.cache_clear()
+
+
+def test_what_a_card_has_measured_is_kept(tmp_path, monkeypatch):
+    measured = []
+
+    def measure(case, options, budget):
+        measured.append(case.key)
+        return [dict(key=case.key, tile=[1], microseconds=1.0, difference=0.0)]
+
+    monkeypatch.setattr(hopper_tiles, "measure", measure)
+    monkeypatch.setattr(hopper_tiles.dispatch, "hopper", lambda: True)
+    monkeypatch.setattr(hopper_tiles.jax, "local_devices", lambda: [types.SimpleNamespace(platform="gpu")])
+    monkeypatch.setattr(hopper_tiles.machine, "device", lambda: dict(name=card))
+    card, output = "one", f"--output={tmp_path}/tiles.json"
+    assert hopper_tiles.main([output, "--model=ViT-L"]) == 0 and len(measured) == 4
+    assert hopper_tiles.main([output, "--model=ViT-H", "--model=ViT-L"]) == 0 and len(measured) == 8
+    assert len(json.loads((tmp_path / "tiles.json").read_text())["main"]["tiles"]) == 8
+    card = "another"
+    assert hopper_tiles.main([output, "--model=ViT-L"]) == 0 and measured[8:] == measured[:4]
