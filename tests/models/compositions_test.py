@@ -56,7 +56,8 @@ def config_of(pair):
     config.data.update(source=source, channels=1, image_size=SIZE, mean=(0.3,), std=(0.4,), train_examples=8)
     config.update(batch_size=4, steps=2)
     if use == "mae":
-        config.objective.update(decoder_width=16, decoder_depth=1, decoder_heads=2)
+        decoder = "equivariant" if "octic" in pair else "dense"
+        config.objective.update(decoder=decoder, decoder_width=16, decoder_depth=1, decoder_heads=2)
     elif use == "dinov2":
         config.objective.update(prototypes=8, hidden=8, bottleneck=8, koleo=0.0)
         config.data.views.update(locals=0)
