@@ -1,4 +1,4 @@
-"""What is read from a trace of a GPU."""
+"""The reader of traces: kernels and copies of GPUs, counted for one call."""
 
 import types
 
