@@ -121,10 +121,10 @@ def _hopper(size, task, options) -> dict[str, Any]:
         with using("interpret" if options.quick else "gpu"):
             return function(*arguments)
 
-    compiled, found = _compiled(by_kernels, arguments)
-    pairs = zip(*(jax.tree.leaves(f(*arguments)) for f in (compiled, jax.jit(function))), strict=True)
+    call, found = _compiled(by_kernels, arguments)
+    pairs = zip(*(jax.tree.leaves(results) for results in (call(), jax.jit(function)(*arguments))), strict=True)
     deviations = [float(jnp.abs(a.astype(float) - b).max() / jnp.abs(b).max()) for a, b in pairs]
-    found |= _profiled(compiled, arguments, options)
+    found |= _profiled(call, options)
     return found | dict(milliseconds=found["milliseconds"] / depth, deviation=max(deviations))
 
 
@@ -205,24 +205,25 @@ def _gradient(forward: Callable) -> Callable:
 
 def _timed(function: Callable, arguments: tuple, options) -> dict[str, Any]:
     """Milliseconds of a call, its kernels, seconds of its compilation, and temporary bytes of its program."""
-    compiled, found = _compiled(function, arguments)
-    return found | _profiled(compiled, arguments, options)
+    call, found = _compiled(function, arguments)
+    return found | _profiled(call, options)
 
 
-def _compiled(function: Callable, arguments: tuple) -> tuple[Callable, dict[str, Any]]:
-    """The program of a function, the seconds of its compilation, and its temporary bytes."""
+def _compiled(function: Callable, arguments: tuple) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """The call of a function, the seconds of its compilation, and its temporary bytes.
+
+    The call passes a flat list: a GPU would wait while the host flattens a module.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
     begun = time.perf_counter()
-    compiled = jax.jit(function).lower(*arguments).compile()
+    compiled = jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
     seconds, memory = time.perf_counter() - begun, machine.memory(compiled)
-    return compiled, dict(compile_seconds=seconds, temporary_bytes=None if memory is None else memory.temporary)
+    found = dict(compile_seconds=seconds, temporary_bytes=None if memory is None else memory.temporary)
+    return lambda: compiled(leaves), found
 
 
-def _profiled(compiled: Callable, arguments: tuple, options) -> dict[str, Any]:
+def _profiled(call: Callable[[], Any], options) -> dict[str, Any]:
     """Milliseconds of a call, and on a GPU its kernels."""
-
-    def call():
-        return compiled(*arguments)
-
     return timing_of(call, options) | (device_profile.kernels(call) if machine.on_gpu() else {})
 
 
