@@ -15,8 +15,8 @@
 
 H8 learns the teacher's features; I8 and D8 learn their average over the eight orientations, and are invariant.  D8 is
 an I8 whose blocks are all octic, as in octic DINOv2.  report.md has, before and after, the agreement of the features,
-their deviation under turns, GFLOPs, and the suite of the config: by default k-NN, for which the data need labels;
---config.evaluation.suite=None leaves it out.
+their deviation under turns, GFLOPs, milliseconds, and the suite of the config: by default k-NN and a linear probe, left
+out where the data have no labels.  It shows the features of a turned image.
 
 The same --workdir resumes; with other weights or other options that decide on the models, it is refused.
 --config.epochs and the other keys of the config are for each of the two stages.

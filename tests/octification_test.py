@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from equivit.models import saved, zoo
 from equivit.objectives import feature_matching
 from equivit.octification import measures, plan, stages, starts
 from equivit.symmetry import fields
+from equivit.trained_on import TrainedOn
 from equivit.training import build, checkpoints, sharding
 from equivit.training import config as configs
 from tests.training.state_test import mesh_of
@@ -24,7 +26,7 @@ IMAGES = np.asarray(jax.random.normal(jax.random.key(2), (2, 16, 24, 3)))  # a g
 CONFIG = f"{pathlib.Path(__file__).parents[1]}/configs/octify.py"
 DATA = ["data.source=synthetic", "data.split=train", "data.image_size=(32,32)", "data.train_examples=32"]
 DATA += ["data.eval_examples=8", "batch_size=8", "epochs=None", "steps=4", "schedule.warmup_epochs=None"]
-DATA += ["evaluation.knn.ks=(5,)"]
+DATA += ["evaluation.knn.ks=(5,)", "evaluation.linear_probe.steps=2", "evaluation.linear_probe.batch_size=8"]
 
 
 def dense(**options):
@@ -130,13 +132,14 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     found = tmp_path_factory.mktemp("octify")
-    saved.save(found / "teacher", dense(num_classes=10))
+    images = dict(mean=configs.get_base().data.mean, std=(0.25, 0.25, 0.25))
+    saved.save(found / "teacher", dense(num_classes=10), TrainedOn(images=images))
     return found
 
 
 def run(place, *more, family="H8", workdir="octic"):
     arguments = [f"--input={place / 'teacher'}", f"--family={family}", f"--config={CONFIG}:small", "--images=8"]
-    arguments += [f"--workdir={place / workdir}", *(f"--config.{key}" for key in DATA)]
+    arguments += [f"--workdir={place / workdir}", *(f"--config.{key}" for key in [*DATA, "data.std=(0.25,0.25,0.25)"])]
     return octify.main([*arguments, *more])
 
 
@@ -157,7 +160,11 @@ def test_every_stage_is_done_once_in_order(place, monkeypatch):
     assert report["figures"]["teacher"]["agreement"]["patches"] == pytest.approx(1, abs=1e-5)
     assert report["figures"]["start"] == report["figures"]["stage2"]
     assert min(report["starts"].values()) < 1 and report["starts"].keys() == set(starts.STARTS)
-    assert "| knn/top1, % |" in (place / "octic" / "report.md").read_text()
+    page = (place / "octic" / "report.md").read_text()
+    for words in ("| knn/top1, % |", "| linear_probe/top1, % |", "| milliseconds per image |"):
+        assert words in page
+    assert all((place / "octic" / name).is_file() for name in re.findall(r"!\[.*\]\((features_.*)\)", page))
+    assert {"teacher", "stage2", "machine"} <= report["milliseconds"].keys()
     model, teacher = saved.load(place / "octic" / "model"), saved.load(place / "teacher")
     assert (model.config.family, model.config.num_classes) == ("H8", 10)
     np.testing.assert_array_equal(model.head.weight, teacher.head.weight)
@@ -181,6 +188,11 @@ def test_every_stage_is_done_once_in_order(place, monkeypatch):
         (["--config=configs/mae.py"], "configs/mae.py: its objective is not 'feature_matching'; use configs/octify.py"),
         (["--num_heads=2"], "--num_heads is only for --weights; saved models already contain it"),
         (["--config.data.image_size=(36,36)"], "36x36"),
+        (
+            ["--config.data.std=(0.5,0.5,0.5)"],
+            "teacher are normalised by std=(0.25, 0.25, 0.25); give --config.data.std=0.25,0.25,0.25",
+        ),
+        (["--config.evaluation.knn.ks=(50,)"], "50"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -204,6 +216,13 @@ def test_models_that_cannot_be_octic_are_refused(fields, message, monkeypatch, t
     monkeypatch.setattr(plan.loading, "load_model", lambda *_, **__: dense(**fields))
     with pytest.raises(ValueError, match=message):
         run(tmp_path, "--debug")
+
+
+def test_images_without_labels_are_compared_by_features_alone(capsys):
+    config = configs.load(f"{CONFIG}:small", [*DATA, "objective.teacher=t"])
+    assert plan._suite(config, dense(), labelled=True) == ("knn", "linear_probe")
+    assert plan._suite(config, dense(), labelled=False) is None
+    assert "these images have no labels; knn and linear_probe are left out" in capsys.readouterr().out
 
 
 def test_a_map_at_the_transition_is_for_dropped_symmetries():

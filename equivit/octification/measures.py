@@ -1,19 +1,23 @@
 """How near an octic model is to its teacher, and how equivariant both are."""
 
 import functools
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit import costs
+from equivit import costs, profile
 from equivit.depthwise.equations import streamed
 from equivit.models.vit.model import ViT
 from equivit.objectives import feature_matching
+from equivit.precision import cast
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
+
+ROUNDS = 20  # of timing
 
 
 class Agreement(NamedTuple):
@@ -69,3 +73,16 @@ def gigaflops(model: ViT, size: tuple[int, int]) -> float:
     """Multiply-adds of the features of one image, in billions, counted as in octic ViTs."""
     image = jax.ShapeDtypeStruct((1, *size, model.config.in_channels), jnp.float32)
     return costs.count(lambda model, x: model.tokens(x), model, image).fvcore / 1e9
+
+
+def milliseconds(models: Mapping[str, ViT], images: Any, precision: str) -> dict[str, float]:
+    """The median time of the features of an image, by model, timed alternately on batches of these images."""
+
+    def call(model):
+        program = jax.jit(lambda model, images: model.tokens(images)).lower(model, images).compile()
+        return lambda: jax.block_until_ready(program(model, images))
+
+    images = jnp.asarray(images)
+    calls = {name: call(cast(model, precision)) for name, model in models.items()}
+    seconds = profile.interleaved(calls, runs=ROUNDS, warmup=2)
+    return {name: 1e3 * statistics.median(times) / len(images) for name, times in seconds.items()}

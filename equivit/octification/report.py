@@ -7,7 +7,7 @@ from typing import Any
 from equivit import files
 from equivit.evaluation import runner
 from equivit.octification.plan import Plan
-from equivit.octification.stages import Result
+from equivit.octification.stages import COMPARED, Result
 
 
 def write(plan: Plan, result: Result) -> pathlib.Path:
@@ -20,7 +20,7 @@ def write(plan: Plan, result: Result) -> pathlib.Path:
 
 def page(plan: Plan, result: Result) -> str:
     """The text of report.md."""
-    octic, names = plan.octic, list(result.figures)
+    octic, names, times = plan.octic, list(result.figures), result.milliseconds
     family = "D8" if octic.k == octic.depth else octic.family
     averaged = ", averaged over the eight orientations" if plan.orientations else ""
     lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
@@ -36,16 +36,20 @@ def page(plan: Plan, result: Result) -> str:
         "\n".join(lines),
         f"Agreement is with the teacher's features after the final norm{averaged}, on test images.  The deviation is "
         "between the features of turned and mirrored images and the turned and mirrored features.",
+        f"Times are medians of batches of {times['batch']}, alternately: {times['machine']}, {times['precision']}.",
         f"Relative squared error at the transition before training, with a map by least squares: {errors}.  Stage 1 "
         "began with the smaller.",
         *curves,
+        *[f"![Features of {name}](features_{name}.png)" for name in COMPARED],
+        "*Features of moved copies of a test image, moved back, as colours: principal components of the upright ones, "
+        "of the teacher, then of the model after stage 2.  Rows are equal where the model is symmetric.*",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _rows(result: Result) -> list[tuple[str, list[str]]]:
     """A title and a cell for each model."""
-    found = list(result.figures.values())
+    found, times = list(result.figures.values()), result.milliseconds
 
     def row(get: Any, form: str) -> list[str]:
         return ["-" if get(one) is None else form.format(get(one)) for one in found]
@@ -60,4 +64,6 @@ def _rows(result: Result) -> list[tuple[str, list[str]]]:
         key = f"{name}/{protocol.curve}"
         if any(key in one["suite"] for one in found):
             rows.append((f"{key}, %", row(lambda one, key=key: 100 * one["suite"][key], "{:.2f}")))
-    return [*rows, ("GFLOPs", row(lambda one: one["gigaflops"], "{:.4g}"))]
+    rows.append(("GFLOPs", row(lambda one: one["gigaflops"], "{:.4g}")))
+    cells = [f"{times[name]:.3g}" if name in times else "-" for name in result.figures]
+    return [*rows, ("milliseconds per image", cells)]
