@@ -1,4 +1,4 @@
-"""A public dense ViT made octic, without labels: the data and the steps of each of the two stages of `equivit.octify`.
+"""A public dense ViT made octic, without labels: the data and the steps of `equivit.octify`.
 
 Source: none; the recipe is ours.  Expected: not known, nothing has been trained at this size.
 
@@ -19,7 +19,7 @@ TEACHER = config.Missing("the teacher; python -m equivit.octify sets it.")
 def get_config(mode: str = "full"):
     w = recipes.words(mode, "quicktest", size=("full", "small"))
     c = config.get_base("feature_matching")
-    c.epochs, c.batch_size, c.precision = 10, 256, "mixed"
+    c.epochs, c.batch_size, c.precision = 20, 256, "mixed"
     c.model = dict(name="octic_vit_s16", num_classes=None)
     c.objective.teacher = "zoo:vit_pico16" if w.quicktest else TEACHER
     c.data.update(source="tfds:imagenet2012", eval_split="validation", channels=3, image_size=(224, 224), workers=16)
@@ -30,10 +30,10 @@ def get_config(mode: str = "full"):
     c.evaluation.update(every_epochs=None, suite=("knn", "linear_probe"))
     c.evaluation.linear_probe.update(blocks=(1,), augment=False)  # the features that are matched, read once
     if w.size == "small":
-        c.epochs, c.batch_size, c.precision = 4, 64, "float32"
+        c.epochs, c.batch_size, c.precision = 8, 64, "float32"
         c.data.update(source="npz:pbc_wbc96.npz", eval_split="test", image_size=(48, 48), crop_ratio=1.0, workers=0)
         c.data.augment.octic = True
-        c.schedule.lr = 1e-3
+        c.schedule.lr = 3e-3
         c.checkpoint.update(every_steps=None, every_seconds=120)
         c.evaluation.linear_probe.update(steps=2000, batch_size=256)
     if w.quicktest:

@@ -21,33 +21,48 @@ ROUNDS = 20  # of timing
 
 
 class Agreement(NamedTuple):
-    """The agreement of a model's last features, after the final norm, with the teacher's, on average over images.
+    """The agreement of a model's last features, after the final norm, with the teacher's, as in the loss.
+
+    From both the teacher's mean over images is subtracted, at each token.
 
     Attributes:
       patches, prefix: mean cosine of the patch tokens, and of the tokens before them (None if there are none).
-      error: squared distance of all tokens, relative to the teacher's squares.
+      patches_left, prefix_left: squared distance of these tokens, relative to the teacher's squares.
     """
 
     patches: float
     prefix: float | None
-    error: float
+    patches_left: float
+    prefix_left: float | None
 
 
 def agreement(teacher: ViT, model: ViT, batches: Iterable[np.ndarray], *, orientations: bool) -> Agreement:
     """Compare the features; the teacher's are averaged over the eight orientations if these count."""
-    sums = streamed(functools.partial(_sums, orientations), batches, teacher, model)
-    patches, prefix, left, energy, images = (np.asarray(a).item() for a in sums)
-    return Agreement(patches / images, prefix / images if model.config.prefix else None, left / energy)
+    total, images = streamed(functools.partial(_total, orientations), batches, teacher, model)
+    mean = np.asarray(total / images, np.float32)
+    sums = streamed(functools.partial(_sums, orientations), batches, mean, teacher, model)
+    cosines: list[Any] = [None, None]
+    errors: list[Any] = [None, None]
+    for index, part in enumerate(feature_matching.parts(model.config.prefix)):
+        near, left, squares = (np.asarray(a)[part] for a in sums)
+        cosines[index], errors[index] = float(near.mean() / images), float(left.sum() / squares.sum())
+    return Agreement(*cosines, *errors)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _sums(orientations, teacher, model, images, weight):
+def _total(orientations, teacher, model, images, weight):
+    """The sum of the teacher's tokens over images, and the number of images."""
     wanted = feature_matching.targets(teacher, images, "last", model.config.k, orientations)
-    found, prefix = model.tokens(images).astype(jnp.float32), model.config.prefix
-    near, left = feature_matching.cosine(found, wanted), jnp.square(found - wanted).sum((1, 2))
-    first = near[:, :prefix].mean(-1) if prefix else jnp.zeros(len(near))
-    each = (near[:, prefix:].mean(-1), first, left, jnp.square(wanted).sum((1, 2)), jnp.ones(len(near)))
-    return tuple((part * weight).sum() for part in each)
+    return (wanted * weight[:, None, None]).sum(0), weight.sum()
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(orientations, mean, teacher, model, images, weight):
+    """By token: sums over images of cosines, squared distances and the teacher's squares."""
+    wanted = feature_matching.targets(teacher, images, "last", model.config.k, orientations) - mean
+    found = model.tokens(images).astype(jnp.float32) - mean
+    each = feature_matching.cosine(found, wanted), jnp.square(found - wanted).sum(-1), jnp.square(wanted).sum(-1)
+    return tuple((part * weight[:, None]).sum(0) for part in each)
 
 
 def deviation(model: ViT, images: Any) -> float:

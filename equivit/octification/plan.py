@@ -27,6 +27,7 @@ HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
 DECISIONS = ("family", "blocks", "images", *HINTS)
 # Keys of the config that the command sets.
 DETERMINED = ("init", "objective.teacher", "objective.place", "objective.orientations")
+FIRST = 1 / 6  # of all steps: stage 1, for which good starts leave little
 LABELLED = ("knn", "linear_probe")  # protocols on the labels of both splits
 
 
@@ -54,6 +55,10 @@ class Plan:
     def config(self, stage: str) -> ConfigDict:
         """The checked config of "stage1", at the transition, or "stage2", of the last features, without evaluation."""
         config = self.measured.copy_and_resolve_references().unlock()
+        for key in ("epochs", "steps"):
+            if (total := config[key]) is not None:
+                share = FIRST if stage == "stage1" else 1 - FIRST
+                config[key] = max(1, round(share * total)) if key == "steps" else share * total
         config.evaluation.suite = None
         config.objective.place = "transition" if stage == "stage1" else "last"
         config.objective.orientations = self.orientations

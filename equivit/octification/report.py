@@ -34,11 +34,12 @@ def page(plan: Plan, result: Result) -> str:
     parts = [
         f"# A plain ViT made {family}: {octic.k} of {octic.depth} blocks octic",
         "\n".join(lines),
-        f"Agreement is with the teacher's features after the final norm{averaged}, on test images.  The deviation is "
-        "between the features of turned and mirrored images and the turned and mirrored features.",
+        f"Cosines and errors are of features after the final norm{averaged}, beside the teacher's, on test images. "
+        "The teacher's mean over images is subtracted from both, and errors are relative to its variance.  The "
+        "deviation is between the features of turned and mirrored images and the turned and mirrored features.",
         f"Times are medians of batches of {times['batch']}, alternately: {times['machine']}, {times['precision']}.",
-        f"Relative squared error at the transition before training, with a map by least squares: {errors}.  Stage 1 "
-        "began with the smaller.",
+        f"Squared error at the transition before training, with a map by least squares, relative to the variance over "
+        f"images: {errors}. Stage 1 began with the smallest.",
         *curves,
         *[f"![Features of {name}](features_{name}.png)" for name in COMPARED],
         "*Features of moved copies of a test image, moved back, as colours: principal components of the upright ones, "
@@ -57,7 +58,8 @@ def _rows(result: Result) -> list[tuple[str, list[str]]]:
     rows = [
         ("cosine of patch tokens", row(lambda one: one["agreement"]["patches"], "{:.4f}")),
         ("cosine of class and register tokens", row(lambda one: one["agreement"]["prefix"], "{:.4f}")),
-        ("relative squared error", row(lambda one: one["agreement"]["error"], "{:.4f}")),
+        ("squared error of patch tokens", row(lambda one: one["agreement"]["patches_left"], "{:.4f}")),
+        ("squared error of class and register tokens", row(lambda one: one["agreement"]["prefix_left"], "{:.4f}")),
         ("deviation of turned features", row(lambda one: one["deviation"], "{:.1e}")),
     ]
     for name, protocol in runner.PROTOCOLS.items():

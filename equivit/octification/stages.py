@@ -15,7 +15,7 @@ from equivit.guarantees import examine, pictures
 from equivit.layers.rngs import Keys
 from equivit.models.reconfiguration import reconfigure
 from equivit.models.vit.model import ViT
-from equivit.octification import measures, starts
+from equivit.octification import layers, measures, starts
 from equivit.octification.plan import Plan
 from equivit.training import sharding
 
@@ -51,10 +51,13 @@ def run(plan: Plan) -> Result:
 def _start(plan: Plan, config: ConfigDict, teacher: ViT) -> ViT:
     """The start with the smallest error at the transition; starts.json has the error of each."""
     images = _images(plan, config, config.data.split)
-    command.say(f"Starts: {', '.join(starts.STARTS)}, each with least squares on {images.found} training images.")
+    names = starts.possible(teacher.config)
+    command.say(f"Starts: {', '.join(names)}, each with least squares on {images.found} training images.")
     found = {}
-    for start in starts.STARTS:
+    for start in names:
         model = starts.octic(teacher, plan.fields, start, Keys(config.seed))
+        if start == "layers":
+            model = layers.fitted(teacher, model, images)
         found[start] = starts.fitted(teacher, model, images, orientations=plan.orientations)
     files.write_text(plan.workdir / "starts.json", json.dumps({name: error for name, (_, error) in found.items()}))
     return min(found.values(), key=lambda pair: pair[1])[0]

@@ -4,7 +4,7 @@
     python -m experiments studies.octify_small_images --data=blood_cells --source=npz:/data/pbc_wbc96.npz
 
 A plain ViT, four blocks of width 64, is trained with labels for --steps steps.  `equivit.octify` makes it H8 and I8
-with a third of these steps, half of them for each stage; the result has the teacher's head.  Beside each is a model of
+with a third of these steps; the result has the teacher's head.  Beside each is a model of
 the family trained from scratch with labels, for a third of the steps and for all.  Accuracies are upright and the mean
 of the eight orientations; "start" is the fitted start, before any training.
 
@@ -49,7 +49,12 @@ def main(arguments=None) -> int:
     pairs = [(f"{family}, octify", other) for family in options.families for other in compared(family)]
     gains = several_seeds.gains(rows, pairs, list(FIGURES))
     several_seeds.show(rows, {key: f"{key}, %" for key in FIGURES}, gains)
+    features = {family: nearness(options, family) for family in options.families}
+    for family, part in features.items():
+        for title, values in part.items():
+            print(f"{family}, {title}: {', '.join(f'{k} {statistics.fmean(v):.3f}' for k, v in values.items())}")
     settings = dict(data=options.data, steps=options.steps, seeds=options.seeds, rows=rows, gains=gains)
+    settings |= dict(features=features)
     return findings.finish(options, settings, claims(rows, judged=len(options.seeds) > 1))
 
 
@@ -72,12 +77,12 @@ def claims(rows: Mapping[str, Mapping[str, list[float]]], judged: bool) -> list[
 
 def figures(options, seed: int) -> dict[str, dict[str, float]]:
     """The figures of all models of a seed."""
-    place = options.workdir / options.data / f"seed_{seed}"
+    place = place_of(options, seed)
     teacher = config_of(options, "plain", options.steps, seed)
     found = {"teacher": scratch(teacher, place / "teacher")}
     short = options.steps // SHARE
     for family in options.families:
-        made = octified(options, family, teacher, place, short // 2, seed)
+        made = octified(options, family, teacher, place, short, seed)
         for name in ("start", "model"):
             row = f"{family}, {'octify' if name == 'model' else name}"
             found[row] = evaluated(teacher, made / name, place / "teacher")
@@ -85,6 +90,22 @@ def figures(options, seed: int) -> dict[str, dict[str, float]]:
             config = config_of(options, family, steps, seed)
             found[f"{family}, scratch{words}"] = scratch(config, place / f"{family}_{steps}")
     return found
+
+
+def nearness(options, family: str) -> dict[str, dict[str, list[float]]]:
+    """Errors at the transition by start, and errors and cosines of class tokens by model, of all seeds."""
+    reports = [
+        json.loads((place_of(options, seed) / f"octify_{family}" / "report.json").read_text()) for seed in options.seeds
+    ]
+    found = {"error by start": {name: [each["starts"][name] for each in reports] for name in reports[0]["starts"]}}
+    for title, key in (("cosine of class tokens", "prefix"), ("error of class tokens", "prefix_left")):
+        models = reports[0]["figures"]
+        found[title] = {name: [each["figures"][name]["agreement"][key] for each in reports] for name in models}
+    return found
+
+
+def place_of(options, seed: int) -> pathlib.Path:
+    return options.workdir / options.data / f"seed_{seed}"
 
 
 def config_of(options, family: str, steps: int, seed: int):
