@@ -33,7 +33,7 @@ def get_config(mode: str = "full"):
         c.epochs, c.batch_size, c.precision = 8, 64, "float32"
         c.data.update(source="npz:pbc_wbc96.npz", eval_split="test", image_size=(48, 48), crop_ratio=1.0, workers=0)
         c.data.augment.octic = True
-        c.schedule.lr = 3e-3
+        c.schedule.lr, c.optimizer.betas = 6e-3, (0.9, 0.95)
         c.checkpoint.update(every_steps=None, every_seconds=120)
         c.evaluation.linear_probe.update(steps=2000, batch_size=256)
     if w.quicktest:
