@@ -27,6 +27,7 @@ def test_each_family_has_a_third_of_the_steps_and_the_images_of_the_teacher(tmp_
 
     monkeypatch.setattr(script.several_seeds, "trained", trained)
     monkeypatch.setattr(script, "octify", types.SimpleNamespace(main=octify))
+    monkeypatch.setattr(script, "averaged", lambda config, teacher: dict.fromkeys(script.FIGURES, 0.42))
     values = {"start": 0.1, "model": 0.39}
     monkeypatch.setattr(
         script, "evaluated", lambda config, model, teacher: dict.fromkeys(script.FIGURES, values[model.name])
