@@ -6,20 +6,20 @@
         --config.data.source=npz:pbc_wbc96.npz --config.data.image_size=48,48
 
 1. teacher/  the model without its head, with positions for the images of the config;
-2. start/    its dense blocks after --blocks octic ones, with a linear map between them.  Patch kernels and positions
-             are projected onto the symmetric subspace, or drawn, whichever leaves the smaller error at the transition
-             after least squares for the map, on at most --images training images;
+2. start/    its dense blocks after --blocks octic ones, with a linear map between them by least squares, on at most
+             --images training images.  Three starts are compared by their error there, and the best is taken: every
+             octic layer by least squares; patch kernels and positions projected onto the symmetric subspace; drawn;
 3. stage1/   the octic blocks and the map learn the teacher's tokens after as many blocks; the dense blocks are frozen;
 4. stage2/   the whole model learns the teacher's last features;
 5. model/    the result, with the teacher's head.
 
 H8 learns the teacher's features; I8 and D8 learn their average over the eight orientations, and are invariant.  D8 is
 an I8 whose blocks are all octic, as in octic DINOv2.  report.md has, before and after, the agreement of the features,
-their deviation under turns, GFLOPs, and the suite of the config: by default k-NN, for which the data need labels;
---config.evaluation.suite=None leaves it out.
+their deviation under turns, GFLOPs, milliseconds, and the suite of the config: by default k-NN and a linear probe, left
+out where the data have no labels.  It shows the features of a turned image.
 
 The same --workdir resumes; with other weights or other options that decide on the models, it is refused.
---config.epochs and the other keys of the config are for each of the two stages.
+--config.epochs or --config.steps is for both stages, a sixth of it for the first; other keys are for each of them.
 """
 
 import argparse

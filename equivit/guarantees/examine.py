@@ -55,7 +55,7 @@ def examine(
     finite; with images, also for a segmenter.
     """
     size = _checked(model, size or (None if images is None else images.pixels.shape[1:3]))
-    square = _takes_turned(model, size)
+    square = takes_turned(model, size)
     if images is not None:
         measured.check(model)
     step = stride(model, size)
@@ -82,7 +82,7 @@ def draw(folder: pathlib.Path, model: ModelModule, found: Report, images: Images
         image = pictures.smooth(size, model.config.input_shape[-1]).astype(np.float32)
     else:
         image = images.normalised(1)[0]
-    square = _takes_turned(model, image.shape[:2])
+    square = takes_turned(model, image.shape[:2])
     offset = (image.shape[0] // 3, image.shape[1] // 5)
     model = precision.cast(model, found.proofs[-1].precision)
     pictures.turned_features(folder / "features.png", model, image, square=square, offset=offset)
@@ -107,7 +107,8 @@ def _checked(model: ModelModule, size: Pair | None) -> Pair:
     return found
 
 
-def _takes_turned(model: ModelModule, size: Pair) -> bool:
+def takes_turned(model: ModelModule, size: Pair) -> bool:
+    """Whether the model takes images with swapped sides."""
     try:
         check_input(model.config, "turned images", size[::-1], model.config.input_shape[-1])
     except ValueError:

@@ -2,7 +2,10 @@
 
 `equivit.octify` trains octic ViTs by it.  The loss is ours: for patch tokens, and for the tokens before them,
 
-    1 - mean cosine + sum |student - teacher|^2 / sum |teacher|^2
+    1 - mean cosine(s - m, t - m) + sum |s - t|^2 / sum |t - m|^2
+
+with the student's tokens s, the teacher's t, and m, the mean of t over the batch at each position.  Without m most of
+both terms would be what all images have in common, such as positions.
 """
 
 import dataclasses
@@ -80,12 +83,18 @@ class FeatureMatching(Objective):
         teacher: Any = step.teachers["teacher"]
         wanted = targets(teacher, images, at, module.config.k, self.options.orientations)
         found = tokens(module, images, at, module.config.k, key=step.key, train=True).astype(jnp.float32)
-        parts = [(found[:, prefix:], wanted[:, prefix:])]
-        parts += [(found[:, :prefix], wanted[:, :prefix])] if prefix else []
-        cosines = [cosine(*pair).mean() for pair in parts]
-        distances = [jnp.square(a - b).sum() / jnp.square(b).sum() for a, b in parts]
+        mean = wanted.mean(0)
+        found, wanted = found - mean, wanted - mean
+        pairs = [(found[:, part], wanted[:, part]) for part in parts(prefix)]
+        cosines = [cosine(*pair).mean() for pair in pairs]
+        distances = [jnp.square(a - b).sum() / jnp.square(b).sum() for a, b in pairs]
         loss = jnp.stack([1 - c + d for c, d in zip(cosines, distances, strict=True)]).mean()
-        return Loss(loss, {"cosine": cosines[0]})
+        return Loss(loss, {"cosine": cosines[0], "prefix_cosine": cosines[-1]})
+
+
+def parts(prefix: int) -> list[slice]:
+    """The tokens that the loss counts the same: the patches, and the tokens before them, if any."""
+    return [slice(prefix, None), *([slice(prefix)] if prefix else [])]
 
 
 def tokens(model: ViT, images: jax.Array, place: str, k: int, **options) -> jax.Array:

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from equivit import errors
+from equivit import command, errors
 from equivit.data import loader
+from equivit.evaluation import runner
 from equivit.layers.rngs import Keys
 from equivit.models import zoo
 from equivit.models.model import check_input
@@ -25,6 +27,8 @@ HINTS = ("num_heads", "image_size", "mlp", "checkpoint_key")
 DECISIONS = ("family", "blocks", "images", *HINTS)
 # Keys of the config that the command sets.
 DETERMINED = ("init", "objective.teacher", "objective.place", "objective.orientations")
+FIRST = 1 / 6  # of all steps: stage 1, for which good starts leave little
+LABELLED = ("knn", "linear_probe")  # protocols on the labels of both splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Plan:
     workdir: pathlib.Path  # the directory of all stages
     orientations: bool  # whether the targets are averaged over the eight orientations
     images: int  # the largest number of images for fits and agreement
+    suite: tuple[str, ...] | None  # protocols that measure every model
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -50,6 +55,10 @@ class Plan:
     def config(self, stage: str) -> ConfigDict:
         """The checked config of "stage1", at the transition, or "stage2", of the last features, without evaluation."""
         config = self.measured.copy_and_resolve_references().unlock()
+        for key in ("epochs", "steps"):
+            if (total := config[key]) is not None:
+                share = FIRST if stage == "stage1" else 1 - FIRST
+                config[key] = max(1, round(share * total)) if key == "steps" else share * total
         config.evaluation.suite = None
         config.objective.place = "transition" if stage == "stage1" else "last"
         config.objective.orientations = self.orientations
@@ -58,9 +67,9 @@ class Plan:
 
     @property
     def measured(self) -> ConfigDict:
-        """The checked config by which all models are measured."""
+        """The checked config that measures all models."""
         config = configs.load(self.file, (*self.changes, f"objective.teacher={self.workdir / 'teacher'}")).unlock()
-        config.model = zoo.options(self.octic)
+        config.model, config.evaluation.suite = zoo.options(self.octic), self.suite
         configs.validate(config)
         return config.lock()
 
@@ -83,14 +92,29 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
         raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
     loaded = loading.load_model(options.weights or str(options.input), **hints)
     _check_model(loaded)
+    _check_pixels(options.weights or str(options.input), loaded, config)
     size = tuple(config.data.image_size)
     teacher, _ = reconfigure(loaded, num_classes=None, projection=None, image_size=size)
     octic = _octic(teacher.config, options.family, options.blocks)
-    for split in (config.data.split, config.data.eval_split):
-        opened = loader.evaluate(config.data, batch_size=1, split=split)
-        check_input(octic, "config.data.image_size", size, opened.channels)
+    opened = [
+        loader.evaluate(config.data, batch_size=1, split=split) for split in (config.data.split, config.data.eval_split)
+    ]
+    for each in opened:
+        check_input(octic, "config.data.image_size", size, each.channels)
+    suite = _suite(config, teacher, labelled=all("label" in each.shapes() for each in opened))
     averaged = options.family != "H8"
-    return Plan(loaded, teacher, octic, options.config, changes, options.workdir, averaged, options.images)
+    return Plan(loaded, teacher, octic, options.config, changes, options.workdir, averaged, options.images, suite)
+
+
+def _suite(config: ConfigDict, teacher: ViT, *, labelled: bool) -> tuple[str, ...] | None:
+    """The config's protocols that can run; without labels not those of LABELLED.  ValueError if another cannot run."""
+    names = runner.check(config.evaluation.suite, config, teacher)
+    suite = tuple(name for name in names if labelled or name not in LABELLED)
+    if missing := [name for name in names if name not in suite]:
+        command.say(f"{config.data.source}: these images have no labels; {' and '.join(missing)} are left out.")
+    if suite:
+        runner.prepare(teacher, config, suite)
+    return suite or None
 
 
 def _loaded(file: str, changes: tuple[str, ...]) -> ConfigDict:
@@ -116,6 +140,18 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             "octify: this model has rotary positions, which octic blocks lack; take one without, as DINOv2."
         )
+
+
+def _check_pixels(source: str, model: ViT, config: ConfigDict) -> None:
+    """ValueError if the config normalises pixels differently from the teacher, where this is known."""
+    for key, theirs in loading.normalisation(source, model.config).items():
+        ours = tuple(config.data[key])
+        if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=0, atol=1e-3):  # some files round them
+            fix = ",".join(f"{value:g}" for value in theirs)
+            raise ValueError(
+                f"--config.data.{key}={ours}: the images of {source} are normalised by {key}={theirs}; give "
+                f"--config.data.{key}={fix}."
+            )
 
 
 def _octic(teacher: ViTConfig, family: str, blocks: int | None) -> ViTConfig:

@@ -1,6 +1,8 @@
 """The stages of an octification; a stage whose result exists is skipped."""
 
 import json
+import os
+import platform
 from typing import Any, NamedTuple
 
 import jax
@@ -9,14 +11,16 @@ from ml_collections import ConfigDict
 from equivit import command, files, logical, staged
 from equivit.depthwise.training_images import TrainingImages
 from equivit.evaluation import runner
+from equivit.guarantees import examine, pictures
 from equivit.layers.rngs import Keys
 from equivit.models.reconfiguration import reconfigure
 from equivit.models.vit.model import ViT
-from equivit.octification import measures, starts
+from equivit.octification import layers, measures, starts
 from equivit.octification.plan import Plan
 from equivit.training import sharding
 
 BATCH = 16  # images whose features are in memory at once
+COMPARED = ("teacher", "stage2")  # the models that are timed and drawn
 
 
 class Result(NamedTuple):
@@ -24,6 +28,7 @@ class Result(NamedTuple):
 
     starts: dict[str, float]  # the relative squared error at the transition after least squares, by start
     figures: dict[str, dict[str, Any]]  # of the teacher, the start and both stages: `_measured`
+    milliseconds: dict[str, Any]  # an image of the teacher and of the model, and the "machine"
 
 
 def run(plan: Plan) -> Result:
@@ -38,16 +43,21 @@ def run(plan: Plan) -> Result:
     models["stage2"] = staged.trained(plan.config("stage2"), place / "stage2", place / "stage1")
     staged.saved_model(place / "model", lambda: with_head(models["stage2"], plan.loaded))
     figures = {name: _measured(plan, config, name, teacher, model) for name, model in models.items()}
-    return Result(files.read_json(chosen), figures)
+    compared = {name: models[name] for name in COMPARED}
+    _drawn(plan, config, compared)
+    return Result(files.read_json(chosen), figures, _timed(plan, config, compared))
 
 
 def _start(plan: Plan, config: ConfigDict, teacher: ViT) -> ViT:
     """The start with the smallest error at the transition; starts.json has the error of each."""
     images = _images(plan, config, config.data.split)
-    command.say(f"Starts: {', '.join(starts.STARTS)}, each with least squares on {images.found} training images.")
+    names = starts.possible(teacher.config)
+    command.say(f"Starts: {', '.join(names)}, each with least squares on {images.found} training images.")
     found = {}
-    for start in starts.STARTS:
+    for start in names:
         model = starts.octic(teacher, plan.fields, start, Keys(config.seed))
+        if start == "layers":
+            model = layers.fitted(teacher, model, images)
         found[start] = starts.fitted(teacher, model, images, orientations=plan.orientations)
     files.write_text(plan.workdir / "starts.json", json.dumps({name: error for name, (_, error) in found.items()}))
     return min(found.values(), key=lambda pair: pair[1])[0]
@@ -73,6 +83,30 @@ def _measured(plan: Plan, config: ConfigDict, name: str, teacher: ViT, model: Vi
         path.parent.mkdir(exist_ok=True)
         files.write_text(path, json.dumps(found | dict(suite=runner.scalars(results)), indent=1) + "\n")
     return files.read_json(path, "agreement", "deviation", "gigaflops", "suite")
+
+
+def _timed(plan: Plan, config: ConfigDict, models: dict[str, ViT]) -> dict[str, Any]:
+    """The milliseconds of the models and the machine, which a file stores."""
+    path = plan.workdir / "milliseconds.json"
+    if not path.is_file():
+        images = next(iter(_images(plan, config, config.data.eval_split)))
+        command.say(f"Timing {' and '.join(models)}, in batches of {len(images)}.")
+        found: dict[str, Any] = measures.milliseconds(models, images, config.precision)
+        machine = f"{jax.devices()[0].device_kind}, {platform.machine()}, {os.cpu_count()} cores"
+        found |= dict(machine=machine, batch=len(images), precision=config.precision)
+        files.write_text(path, json.dumps(found, indent=1) + "\n")
+    return files.read_json(path, *models, "machine", "batch", "precision")
+
+
+def _drawn(plan: Plan, config: ConfigDict, models: dict[str, ViT]) -> None:
+    """Draw the features of a test image and of its turned copies, moved back, by each model."""
+    for name, model in models.items():
+        path = plan.workdir / f"features_{name}.png"
+        if not path.is_file():
+            image = next(iter(_images(plan, config, config.data.eval_split)))[0]
+            offset = (image.shape[0] // 3, image.shape[1] // 5)
+            square = examine.takes_turned(model, image.shape[:2])
+            pictures.turned_features(path, model, image, square=square, offset=offset)
 
 
 def with_head(model: ViT, loaded: ViT) -> ViT:

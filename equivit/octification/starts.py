@@ -6,7 +6,7 @@ transition leads back.  This is ours; no paper has it.
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,29 +14,34 @@ import numpy as np
 from flax import nnx
 
 from equivit import logical
-from equivit.depthwise.equations import of_map, streamed
+from equivit.depthwise.equations import Regression, of_map, streamed
 from equivit.layers.isotypic import fundamental_domain
 from equivit.models.reconfiguration import remade
+from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
 from equivit.objectives import feature_matching
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
 RIDGE = 1e-4  # of the mean of the diagonal
-STARTS = ("projected", "drawn")
+STARTS = ("projected", "layers", "drawn")
+
+
+def possible(teacher: ViTConfig) -> tuple[str, ...]:
+    """The starts for a teacher: "layers" is for MLPs that all tokens share."""
+    return STARTS if teacher.register_mlp is None else tuple(name for name in STARTS if name != "layers")
 
 
 def octic(teacher: ViT, octic_fields: Mapping[str, Any], start: str, rngs: nnx.Rngs) -> ViT:
     """A model of the octic fields with the teacher's dense blocks; its transition is not fitted yet.
 
     Args:
-      start: "drawn": patches and octic blocks are drawn.  "projected": patch kernels span the symmetric parts of the
-        teacher's kernels, and positions are the symmetric part of the teacher's in that basis.
+      start: "drawn" and "layers": patches and octic blocks are drawn, for `layers.fitted` to replace.  "projected":
+        patch kernels span the symmetric parts of the teacher's kernels, and positions are the symmetric part of the
+        teacher's in that basis.
     """
     model, _ = remade(teacher, draw=rngs, **octic_fields)
-    if start == "drawn":
-        return model
-    return put(model, projected(teacher, model))
+    return put(model, projected(teacher, model)) if start == "projected" else model
 
 
 def put(model: ViT, tensors: Mapping[str, np.ndarray]) -> ViT:
@@ -108,21 +113,43 @@ def named(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found | {f"E{i + 1}": np.asarray(a) for i, a in enumerate(arrays["planes"])}
 
 
+class Part(NamedTuple):
+    """Sums over images for the patch tokens, or for the tokens before them, of the map at the transition."""
+
+    regression: Regression
+    energy: Any  # of the targets
+    total: Any  # [N, D], of the targets
+    images: Any
+
+
 def fitted(teacher: ViT, model: ViT, batches: Iterable[np.ndarray], *, orientations: bool) -> tuple[ViT, float]:
-    """Fit the linear map of the transition by least squares; the error is relative to the teacher's squared tokens."""
-    step = functools.partial(_equations, model.config.k, orientations)
-    regression, energy = streamed(step, batches, teacher, model)
-    weight, bias = regression.solved(RIDGE)
+    """Fit the linear map of the transition by least squares; also returns the squared error.
+
+    As in the loss, patch tokens and the tokens before them count the same, and errors are relative to the variance over
+    images of the teacher's tokens.
+    """
+    step = functools.partial(_parts, model.config.k, orientations)
+    parts: list[Part] = streamed(step, batches, teacher, model)
+    variances = [part.energy - np.square(part.total).sum() / part.images for part in parts]
+    gram, moment = (
+        sum(array / variance for array, variance in zip(arrays, variances, strict=True))
+        for arrays in zip(*(part.regression for part in parts), strict=True)
+    )
+    weight, bias = Regression(gram, moment).solved(RIDGE)
     solution = np.concatenate([weight, bias[None]])
-    gram, moment = regression
+    energy = sum(part.energy / variance for part, variance in zip(parts, variances, strict=True))
     left = energy - 2 * (solution * moment).sum() + (solution * (gram @ solution)).sum()
     tensors = {"transition.projection.weight": weight, "transition.projection.bias": bias}
-    return put(model, tensors), float(left / energy)
+    return put(model, tensors), float(left / len(parts))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _equations(k, orientations, teacher, model, images, weight):
+def _parts(k, orientations, teacher, model, images, weight):
     wanted = feature_matching.targets(teacher, images, "transition", k, orientations)
     found = model.transition.invariant(model.fields(images, (k - 1,))[k - 1]).astype(jnp.float32)
     rows = jnp.broadcast_to(weight[:, None], found.shape[:-1])
-    return of_map(found, wanted * rows[..., None], rows), (jnp.square(wanted) * rows[..., None]).sum()
+    wanted, parts = wanted * rows[..., None], []
+    for part in feature_matching.parts(model.config.prefix):
+        x, y, r = found[:, part], wanted[:, part], rows[:, part]
+        parts.append(Part(of_map(x, y, r), jnp.square(y).sum(), y.sum(0), weight.sum()))
+    return parts

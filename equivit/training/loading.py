@@ -122,17 +122,24 @@ def preparation(place: str, model: Config) -> dict[str, Any]:
     *size, channels = model.input_shape
     if len(size) != 2:
         raise ValueError(f"{place}: a {type(model).__name__} takes no images; give an image model.")
-    recorded, usual = trained_on(place).images, {}
-    if "mean" not in recorded:
-        usual = CLIP if place.startswith("clip:") or getattr(model, "projection", None) is not None else {}
-        if jax.process_index() == 0:
-            print(
-                f"{place}: nothing beside these weights says how images are normalised; taking "
-                f"{'CLIP' if usual else 'ImageNet'}'s mean and deviation (Google's ViTs and SigLIP use 0.5 for both).",
-                file=sys.stderr,
-                flush=True,
-            )
-    return {"image_size": tuple(size), **usual, **recorded, "channels": channels}
+    recorded, pixels = trained_on(place).images, normalisation(place, model)
+    if "mean" not in recorded and jax.process_index() == 0:
+        print(
+            f"{place}: nothing beside these weights says how images are normalised; taking "
+            f"{'CLIP' if pixels else 'ImageNet'}'s mean and deviation (Google's ViTs and SigLIP use 0.5 for both).",
+            file=sys.stderr,
+            flush=True,
+        )
+    return {"image_size": tuple(size), **pixels, **recorded, "channels": channels}
+
+
+def normalisation(place: str, model: Config) -> dict[str, tuple[float, ...]]:
+    """The `mean` and `std` of the pixels of a model: recorded beside it, or usual for its source; {} if unknown."""
+    recorded = trained_on(place).images
+    if "mean" in recorded:
+        return {key: tuple(recorded[key]) for key in ("mean", "std") if key in recorded}
+    is_clip = place.startswith("clip:") or getattr(model, "projection", None) is not None
+    return dict(CLIP) if is_clip else {}
 
 
 def trained_on(place: str | pathlib.Path) -> TrainedOn:

@@ -61,7 +61,7 @@ def test_a_symmetry_that_holds_exits_with_zero(place, capsys):
 
 def test_half_of_a_group_is_not_the_group(place, monkeypatch, capsys):
     """A model that takes no images with swapped sides."""
-    monkeypatch.setattr(examine, "_takes_turned", lambda model, size: False)
+    monkeypatch.setattr(examine, "takes_turned", lambda model, size: False)
     assert symmetry.main([f"--input={place / 'model'}", "--assert=octic"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("octic  holds without quarter turns") and "error: octic: the model takes no images of" in err

@@ -1,6 +1,7 @@
 """Octify against training from scratch: which runs are made, with how many steps, and what is claimed."""
 
 import json
+import pathlib
 import types
 
 import pytest
@@ -17,10 +18,16 @@ def test_each_family_has_a_third_of_the_steps_and_the_images_of_the_teacher(tmp_
 
     def octify(arguments):
         calls.append(dict(argument.removeprefix("--").split("=", 1) for argument in arguments))
+        agreement = dict(agreement=dict(prefix=0.9, prefix_left=0.2))
+        report = dict(starts=dict(layers=0.1, drawn=0.5), figures=dict(start=agreement, stage2=agreement))
+        workdir = pathlib.Path(calls[-1]["workdir"])
+        workdir.mkdir(parents=True)
+        (workdir / "report.json").write_text(json.dumps(report))
         return 0
 
     monkeypatch.setattr(script.several_seeds, "trained", trained)
     monkeypatch.setattr(script, "octify", types.SimpleNamespace(main=octify))
+    monkeypatch.setattr(script, "averaged", lambda config, teacher: dict.fromkeys(script.FIGURES, 0.42))
     values = {"start": 0.1, "model": 0.39}
     monkeypatch.setattr(
         script, "evaluated", lambda config, model, teacher: dict.fromkeys(script.FIGURES, values[model.name])
@@ -29,12 +36,13 @@ def test_each_family_has_a_third_of_the_steps_and_the_images_of_the_teacher(tmp_
     assert script.main([*arguments, f"--output={tmp_path / 'o.json'}"]) == 0
     assert runs[:5] == [("plain", 60, 0), ("H8", 20, 0), ("H8", 60, 0), ("I8", 20, 0), ("I8", 60, 0)]
     assert [(call["family"], call["config.steps"], call["config.seed"]) for call in calls[:2]] == [
-        ("H8", "10", "0"),
-        ("I8", "10", "0"),
+        ("H8", "20", "0"),
+        ("I8", "20", "0"),
     ]
     assert calls[0]["config.data.source"] == "npz:x.npz" and calls[0]["config.data.image_size"] == "(32, 32)"
     found = json.loads((tmp_path / "o.json").read_text())["cifar10"]
     assert found["rows"]["H8, octify"]["upright"] == [0.39, 0.39]
+    assert found["features"]["I8"]["error by start"] == {"layers": [0.1, 0.1], "drawn": [0.5, 0.5]}
     assert [claim["holds"] for claim in found["claims"]] == [True, True]
     assert found["gains"]["I8, octify - teacher, eight orientations"]["gap"] == pytest.approx(0.09)
 
