@@ -9,6 +9,7 @@ NAME = "studies/octify_small_images"
 
 
 @PAGE.table("blood cells | upright | eight orientations", "blood_cells")
+@PAGE.table("CIFAR-10 | upright | eight orientations", "cifar10")
 def accuracies(data: str):
     for name, row in entry(NAME, data)["rows"].items():
         yield [name, spread(row["upright"]), spread(row["eight orientations"])]
