@@ -45,7 +45,16 @@ def jumbo_small_images():
 
 @PAGE.table("width 48, 64 patches | best rate | test accuracy | training loss | over registers (standard error)")
 def jumbo_rates():
-    found = entry("studies/jumbo_rates")
+    yield from of_arms(entry("studies/jumbo_rates"))
+
+
+@PAGE.table("512 clusters | best rate | test accuracy | training loss | over registers (standard error)")
+def jumbo_clusters():
+    yield from of_arms(entry("studies/jumbo_rates", "clusters"))
+
+
+def of_arms(found):
+    """A row for each arm of `jumbo_rates`."""
     for row in found["rows"]:
         cells = [f"{row['rate']:g}", spread(row["top1"]), f"{statistics.fmean(row['loss']):.3f}"]
         gain = found["gains"].get(f"{row['arm']} - registers, 48")
@@ -176,6 +185,8 @@ def sentences():
     own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
     yield f"Jumbo at its own rate is {own} points above registers at equal time, and {one} above Jumbo at one rate"
     yield f"without an MLP of its own the token has {wide} points"
+    own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
+    yield f"Jumbo at its own rate is {own} points above registers, and {one} above Jumbo at one rate"
     octic = entry("studies/jumbo_small_images", "octic")["rows"]
     values = [
         spread(octic[f"{model} 96"]["eval/accuracy/top1"]["values"]) for model in ("octic", "invariant", "steerable")
