@@ -44,3 +44,8 @@ def sentences():
     yield f"H8 has {spread(found['rows']['H8, start']['upright']).split(' ')[0]} % before any training"
     left = statistics.fmean(found["features"]["I8"]["error of class tokens"]["stage2"])
     yield f"I8 leaves {100 * left:.0f} % of the variance of the class tokens"
+    gains = entry(NAME, "cifar10")["gains"]
+    over = gains["I8, octify - teacher, eight orientations"]
+    yield f"I8 is {100 * over['gap']:.1f} points above it over the eight orientations"
+    yield f"(standard error {100 * over['standard_error']:.1f}, resolved), and "
+    yield f"{100 * gains['I8, octify - I8, scratch, a third, upright']['gap']:.1f} above I8 from scratch with as many"
