@@ -1,4 +1,4 @@
-"""Where the time of a call goes on a GPU: its kernels by JAX's profiler."""
+"""Profile a call on a GPU: the time of each kernel, from JAX's profiler."""
 
 import collections
 import pathlib
@@ -45,5 +45,5 @@ def gpu_events(profile) -> list[tuple[str, float]]:
 
 
 def kind(name: str) -> str:
-    """The name of a kernel without XLA's numbers: those of blocks are counted together."""
+    """Strip XLA's numbers from a kernel's name, so that kernels of all blocks count together."""
     return re.sub(r"(_\d+)+$", "", name)[:80]

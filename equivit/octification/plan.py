@@ -107,7 +107,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
 
 def _suite(config: ConfigDict, teacher: ViT, *, labelled: bool) -> tuple[str, ...] | None:
-    """The config's protocols that can run; without labels not those of LABELLED.  ValueError if another cannot run."""
+    """Select the config's protocols, without LABELLED if there are no labels.  ValueError if one cannot run."""
     names = runner.check(config.evaluation.suite, config, teacher)
     suite = tuple(name for name in names if labelled or name not in LABELLED)
     if missing := [name for name in names if name not in suite]:

@@ -5,8 +5,8 @@ train for --seconds: steps are timed first, and the length of the runs follows. 
 training images (`held_out.prepare`).  An arm's rate is the one with the best mean accuracy on the rest, and its figures
 on the test images are reported at that rate.  All runs see the same batches, mirrored and shifted.
 
-The JSON has an entry for each card, with a cell for each arm of a table; it is written after each cell, and the next
-start goes on with the others.
+The JSON has an entry for each GPU, with a cell for each arm of a table.  It is written after each cell; the next run
+measures the remaining ones.
 """
 
 import itertools
