@@ -85,7 +85,7 @@ def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None
     The decoder needs fully encoded patches: Jumbo's `last_patch_mlp`.  Weights use Xavier initialisation, as in MAE.
     `w.fork` is the JAX version that the paper used: truncated normal weights, zero tokens, a sin-cos table that
     includes the last frequency, tanh-GELU, and in Jumbo's MLP a residual after the norm.  Octic models have learned
-    positions and their own initialisation.
+    positions.
     """
     if w.fork and w.family:
         raise ValueError(
@@ -95,6 +95,7 @@ def mae_encoder(c: ConfigDict, w: SimpleNamespace, *, crop_ratio: float) -> None
     variant, side = {"L": "l16", "cifar": "ti16"}.get(w.size, "b16"), 32 if cifar else 224
     if w.family:
         c.model = dict(name=f"octic_{'jumbo_' if jumbo else ''}vit_{variant}", family=w.family, layer_scale=None)
+        c.model.update(init="xavier_uniform")
     elif jumbo and w.fork:
         c.model = dict(name=f"jumbo_vit_mae_{variant}", init="truncated_normal")
     elif w.fork:

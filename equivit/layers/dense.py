@@ -25,11 +25,18 @@ from equivit.layers.grid import Layout
 
 # The official codes truncate this normal at +-2, which is 100 standard deviations and has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
+
+
+def xavier_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """Xavier's uniform for maps [..., in, out]; leading axes hold maps of their own, such as one for each irrep."""
+    return nnx.initializers.xavier_uniform(batch_axis=tuple(range(len(shape) - 2)))(key, shape, dtype)
+
+
 # Weight initialisers by their name in model configurations.
 INITS = {
     "normal": WEIGHT_INIT,
     "truncated_normal": nnx.initializers.truncated_normal(0.02),  # cut at 2 deviations, which scales it by 0.88
-    "xavier_uniform": nnx.initializers.xavier_uniform(),
+    "xavier_uniform": xavier_uniform,
 }
 
 

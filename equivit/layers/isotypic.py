@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from equivit import errors
@@ -59,6 +60,7 @@ class Linear(nnx.Module):
 
     Args:
       copies: copies of E in the output, 2 in a field; 1 for a layer that reads one (`Unpatchify`).
+      init: draws the weights of each irrep; the bias starts at 0.
 
     Raises:
       ValueError: the order of the group does not divide a width.
@@ -72,12 +74,13 @@ class Linear(nnx.Module):
         group: Group,
         bias: bool = True,
         copies: int = 2,
+        init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         c, c_out = channels("Linear in", in_features, group), channels("Linear out", out_features, group)
-        lines = WEIGHT_INIT(rngs.params(), (len(group.lines), c, c_out))
+        lines = init(rngs.params(), (len(group.lines), c, c_out))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
-        planes = WEIGHT_INIT(rngs.params(), (2 * c, copies * c_out)) if group.planes else None
+        planes = init(rngs.params(), (2 * c, copies * c_out)) if group.planes else None
         # Any: it is None exactly when fields have no planes, which types cannot express.
         self.planes: Any = None if planes is None else nnx.Param(planes, tensors="E", product=True)
         self.bias: Any = nnx.Param(jnp.zeros(c_out)) if bias else None
@@ -213,9 +216,9 @@ class Mlp(nnx.Module):
 
     MAPS = "fc1", "fc2"  # the first and the last
 
-    def __init__(self, width: int, hidden: int, *, group: Group, rngs: nnx.Rngs):
-        self.fc1 = Linear(width, hidden, group=group, rngs=rngs)
-        self.fc2 = Linear(hidden, width, group=group, rngs=rngs)
+    def __init__(self, width: int, hidden: int, *, group: Group, init: Initializer = WEIGHT_INIT, rngs: nnx.Rngs):
+        self.fc1 = Linear(width, hidden, group=group, init=init, rngs=rngs)
+        self.fc2 = Linear(hidden, width, group=group, init=init, rngs=rngs)
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
         check("Mlp", x, self.fc1)
@@ -238,15 +241,24 @@ class Attention(nnx.Module):
 
     MAPS = "qkv", "proj"  # the first and the last
 
-    def __init__(self, width: int, num_heads: int, *, group: Group, qkv_bias: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        group: Group,
+        qkv_bias: bool = True,
+        init: Initializer = WEIGHT_INIT,
+        rngs: nnx.Rngs,
+    ):
         unit = num_heads * group.order
         if width % unit:
             raise ValueError(
                 f"Attention: {width=} must be divisible by {num_heads=} times {group.order}, the order of the "
                 f"{group.name} group; the nearest is {max(1, round(width / unit)) * unit}."
             )
-        self.qkv = Linear(width, 3 * width, group=group, bias=qkv_bias, rngs=rngs)
-        self.proj = Linear(width, width, group=group, rngs=rngs)
+        self.qkv = Linear(width, 3 * width, group=group, bias=qkv_bias, init=init, rngs=rngs)
+        self.proj = Linear(width, width, group=group, init=init, rngs=rngs)
         self.num_heads = num_heads
 
     def __call__(self, x: Isotypic, layout: Layout | None = None) -> Isotypic:
@@ -277,18 +289,42 @@ class PatchEmbed(nnx.Module):
 
     Shapes: [*B, H, W, in_channels] -> a field of (H/ph) (W/pw) tokens, in row-major order.
 
+    Args:
+      init: draws a dense kernel [ph pw in_channels, width], whose variance the unfolded kernels get; None: PyTorch's
+        uniform for convolutions, which the bias always uses.
+
     Raises:
       ValueError: the patch cannot be folded: OCTIC needs a square patch of even side, at least 4 (at 2 pixels the
         kernels of A2 and B1 vanish); FLIP an even patch width.
     """
 
-    def __init__(self, patch_size: tuple[int, int], in_channels: int, width: int, *, group: Group, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        patch_size: tuple[int, int],
+        in_channels: int,
+        width: int,
+        *,
+        group: Group,
+        init: Initializer | None = None,
+        rngs: nnx.Rngs,
+    ):
         c, domain = channels("PatchEmbed", width, group), fundamental_domain(patch_size, group)
         bound = 1 / math.sqrt(in_channels * domain[0] * domain[1])
         shape = (*domain, in_channels, c)
-        lines = uniform(rngs.params(), (len(group.lines), *shape), bound)
+        share = (
+            patch_size[0] * patch_size[1] // math.prod(domain)
+        )  # parts of a patch; unfolding divides variances by it
+
+        def draw(kernels):
+            if init is None:
+                return uniform(rngs.params(), (kernels, *shape), bound)
+            dense_shape = (share * math.prod(shape[:-1]), width)
+            part = init(rngs.params(), dense_shape)[: math.prod(shape[:-1]), : kernels * c]
+            return math.sqrt(share) * jnp.moveaxis(part.reshape(*shape[:-1], kernels, c), -2, 0)
+
+        lines = draw(len(group.lines))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)
-        planes = uniform(rngs.params(), (2, *shape), bound) if group.planes else None
+        planes = draw(2) if group.planes else None
         self.planes = nnx.Param(planes, tensors=("E1", "E2"), product=True) if group.planes else None
         self.bias = nnx.Param(uniform(rngs.params(), (c,), bound))
         self.patch_size, self.group = patch_size, group
@@ -376,11 +412,12 @@ class Unpatchify(nnx.Module):
         *,
         group: Group,
         copies: int = 1,
+        init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         self.domain = fundamental_domain(patch_size, group)
         pixels = math.prod(self.domain) * out_channels * group.order
-        self.linear = Linear(width, pixels, group=group, copies=copies, rngs=rngs)
+        self.linear = Linear(width, pixels, group=group, copies=copies, init=init, rngs=rngs)
         self.patch_size, self.out_channels = patch_size, out_channels
 
     def __call__(self, x: Isotypic, grid: tuple[int, int]) -> jax.Array:

@@ -31,7 +31,7 @@ class Parts:
       qk_norm: whether dense attention norms queries and keys.
       rotary: whether dense attention has rotary positions (`layers/rotary.py`).
       patch_bias: whether the dense patch embedding has a bias.
-      init: initializer of dense weights, a key of `dense.INITS`; isotypic layers have only one.
+      init: initializer of weights, a key of `dense.INITS`; isotypic layers draw the weights of each irrep by it.
       dropout: rate in the branches of a block.
       torus: the grid (h, w) of relative positions on a torus (`layers/relative.py`); None for no relative positions.
       replace_attention: applied to each attention, such as its replacement by convolution.
@@ -59,17 +59,18 @@ class Parts:
 
     def patch_embed(self, patch_size: tuple[int, int], in_channels: int, width: int) -> nnx.Module:
         """Images to tokens."""
+        init = None if self.init == "normal" else self.weight_init  # "normal" pairs with PyTorch's uniform here
         if self.group is None:
-            init = None if self.init == "normal" else self.weight_init  # "normal" pairs with PyTorch's uniform here
             options: dict[str, Any] = dict(bias=self.patch_bias, init=init, rngs=self.rngs)
             return dense.PatchEmbed(patch_size, in_channels, width, **options)
-        return isotypic.PatchEmbed(patch_size, in_channels, width, group=self.group, rngs=self.rngs)
+        return isotypic.PatchEmbed(patch_size, in_channels, width, group=self.group, init=init, rngs=self.rngs)
 
     def linear(self, in_features: int, out_features: int, *, bias: bool = True) -> nnx.Module:
         """A linear map."""
+        options: dict[str, Any] = dict(bias=bias, init=self.weight_init, rngs=self.rngs)
         if self.group is None:
-            return dense.Linear(in_features, out_features, bias=bias, init=self.weight_init, rngs=self.rngs)
-        return isotypic.Linear(in_features, out_features, group=self.group, bias=bias, rngs=self.rngs)
+            return dense.Linear(in_features, out_features, **options)
+        return isotypic.Linear(in_features, out_features, group=self.group, **options)
 
     def norm(self, width: int) -> nnx.Module:
         """A layer norm."""
@@ -97,9 +98,8 @@ class Parts:
         return self.replace_attention(self._attention(width, num_heads))
 
     def _attention(self, width: int, num_heads: int) -> nnx.Module:
-        options: dict[str, Any] = dict(qkv_bias=self.qkv_bias, rngs=self.rngs)
+        options: dict[str, Any] = dict(qkv_bias=self.qkv_bias, init=self.weight_init, rngs=self.rngs)
         if self.group is None:
-            options |= dict(init=self.weight_init)
             if self.torus is not None:
                 return relative.Attention(width, num_heads, self.torus, **options)
             if self.rotary:
@@ -114,14 +114,14 @@ class Parts:
     def mlp(self, width: int, hidden: int) -> nnx.Module:
         """An MLP."""
         if self.group is not None:
-            return isotypic.Mlp(width, hidden, group=self.group, rngs=self.rngs)
+            return isotypic.Mlp(width, hidden, group=self.group, init=self.weight_init, rngs=self.rngs)
         if self.activation == "swiglu":
             return dense.SwiGlu(width, hidden, init=self.weight_init, rngs=self.rngs)
         return dense.Mlp(width, hidden, activation=self.gelu, init=self.weight_init, rngs=self.rngs)
 
     @property
     def weight_init(self) -> Initializer:
-        """The initializer of dense layers."""
+        """The initializer of weights."""
         return dense.INITS[self.init]
 
     @property

@@ -149,7 +149,7 @@ class MaeDecoder(nnx.Module):
         if group is None:
             self.pixels: Any = parts(rngs).linear(width, ph * pw * colours)
         else:
-            self.pixels = Unpatchify(width, (ph, pw), colours, group=group, rngs=rngs)
+            self.pixels = Unpatchify(width, (ph, pw), colours, group=group, init=parts(rngs).weight_init, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, keep: jax.Array, grid: tuple[int, int], *, train: bool = False) -> jax.Array:
         prefix = tokens.shape[-2] - keep.shape[-1]

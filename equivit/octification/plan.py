@@ -164,9 +164,7 @@ def _octic(teacher: ViTConfig, family: str, blocks: int | None) -> ViTConfig:
         raise ValueError(f"--blocks={k} must lie between 1 and {teacher.depth - (family == 'H8')}, for {family}.")
     fields: dict[str, Any] = dict(family="H8" if family == "H8" else "I8", equivariant_blocks=k, position="learned")
     try:
-        octic = dataclasses.replace(
-            teacher, **fields, transition_map=family == "H8", init="normal", position_offset=0.0
-        )
+        octic = dataclasses.replace(teacher, **fields, transition_map=family == "H8", position_offset=0.0)
         jax.eval_shape(lambda: octic.build(Keys(0)))
     except ValueError as error:
         raise ValueError(f"octify: octic layers cannot follow this model: {error}") from None

@@ -52,6 +52,27 @@ def trained(config, workdir: pathlib.Path) -> dict | None:
     return report | {"losses": [line["loss"] for line in lines if "loss" in line]}
 
 
+def at_best_rate(
+    run: Callable[[float, int, bool], dict | None], rates: Sequence[float], seeds: Sequence[int], figure: str
+) -> tuple[float, dict[float, float | None], list[dict]]:
+    """Choose a learning rate on held-out images with the first seed, then train with every seed.
+
+    Args:
+      run: the report of a run with a rate, a seed and whether it chooses, as by `trained`.
+      figure: a key of the reports; the rate with the highest value is chosen.
+
+    Returns:
+      the rate, the figure of each rate (None: diverged; none is tried where there is one rate), and the reports of the
+      runs that did not diverge.
+    """
+    tried = {}
+    if len(rates) > 1:
+        tried = {rate: run(rate, seeds[0], True) for rate in rates}
+        tried = {rate: report and report[figure] for rate, report in tried.items()}
+    rate = best(tried) if tried else rates[0]
+    return rate, tried, [report for seed in seeds if (report := run(rate, seed, False)) is not None]
+
+
 def best(held_out: Mapping[float, float | None]) -> float:
     """The rate with the highest accuracy, the first of equals; diverged runs have None."""
     finished = {rate: value for rate, value in held_out.items() if value is not None}

@@ -91,15 +91,13 @@ def row(options: argparse.Namespace, images: pathlib.Path, width: int, arm: str,
     """The figures of an arm: its rate chosen, then a run for each seed, all as long as LONGEST's."""
     steps = round(options.steps * seconds[LONGEST] / seconds[arm])
 
-    def run(rate, seed, *splits):
+    def run(rate, seed, choosing):
+        splits = held_out.CHOOSING if choosing else ("data.split=train",)
         overrides = [f"data.source=npz:{images}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
         workdir = options.workdir / f"{arm}_{width}".replace(" / ", "_over_") / f"{splits[0]},lr={rate},seed={seed}"
         return held_out.trained(_config(options, width, arm, steps, *overrides), workdir)
 
-    tried = {rate: run(rate, options.seeds[0], *held_out.CHOOSING) for rate in options.rates}
-    tried = {rate: report and report[ACCURACY] for rate, report in tried.items()}
-    rate = held_out.best(tried)
-    done = [found for seed in options.seeds if (found := run(rate, seed, "data.split=train")) is not None]
+    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, ACCURACY)
     last = [statistics.fmean(report["losses"][-5:]) for report in done]
     found = dict(width=width, arm=arm, steps=steps, step_seconds=seconds[arm], rate=rate, held_out=tried)
     return found | dict(top1=[report[ACCURACY] for report in done], loss=last, diverged=len(options.seeds) - len(done))

@@ -177,22 +177,15 @@ def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argp
     """The figures of a model: its rate chosen, then a run for each seed."""
     directory = data.parent / f"{model.family}_{model.width}"
 
-    def run(rate, seed, *splits):
-        overrides = [f"data.source=npz:{data}", *held_out.WHOLE, *splits]
-        overrides += [f"schedule.lr={rate}", f"seed={seed}"]
-        return held_out.trained(
-            _config(name, model, options, *overrides), directory / f"{splits[0]},lr={rate},seed={seed}"
-        )
+    def run(rate, seed, choosing):
+        splits = held_out.CHOOSING if choosing else ("data.split=train", "evaluation.suite=('orientation',)")
+        overrides = [f"data.source=npz:{data}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
+        workdir = directory / f"{splits[0]},lr={rate},seed={seed}"
+        return held_out.trained(_config(name, model, options, *overrides), workdir)
 
-    tried = {}
-    if len(options.rates) > 1:
-        tried = {rate: run(rate, options.seeds[0], *held_out.CHOOSING) for rate in options.rates}
-        tried = {rate: report and report["eval/accuracy/top1"] for rate, report in tried.items()}
-    rate = held_out.best(tried) if tried else options.rates[0]
-    reports = [run(rate, seed, "data.split=train", "evaluation.suite=('orientation',)") for seed in options.seeds]
-    done = [report for report in reports if report is not None]
+    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, "eval/accuracy/top1")
     row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=tried)
-    row |= dict(diverged=len(reports) - len(done), **several_seeds.by_seed(done, FIGURES))
+    row |= dict(diverged=len(options.seeds) - len(done), **several_seeds.by_seed(done, FIGURES))
     return row | dict(late_fall=[held_out.late_fall(report["losses"]) for report in done])
 
 

@@ -173,7 +173,6 @@ def test_registers_and_jumbo_begin_with_the_same_head(name):
     ("changes", "message"),
     [
         (dict(init="xavier"), "ViT: init='xavier' is not one of normal, truncated_normal, xavier_uniform"),
-        (dict(name="octic_vit_ti16", init="xavier_uniform"), "is for plain models; family H8 takes 'normal'"),
         (dict(head_bias="uniform"), "ViT: head_bias='uniform' is not one of zero, prior"),
         (dict(head_std=-1.0), "ViT: head_std=-1.0 must be zero or more"),
         (dict(fc_norm=True), "fc_norm=True is for the mean of dense tokens, not for family plain with pool='class'"),

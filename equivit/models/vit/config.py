@@ -94,9 +94,9 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       mask_token: whether the model has a mask token, for `mask=`.
       register_mlp: tokens with a separate MLP in each block: None, "registers" or "class_and_registers" (Jumbo, Section
         4.7, alternatives 2 and 1).
-      init: initialisation of the weights of plain models (`dense.INITS`): "normal" with standard deviation 0.02, and
-        PyTorch's uniform default for the patch embedding; "truncated_normal", the same truncated at two standard
-        deviations (the JAX version of MAE); "xavier_uniform" (MAE).
+      init: initialisation of the weights (`dense.INITS`): "normal" with standard deviation 0.02, and PyTorch's uniform
+        default for the patch embedding; "truncated_normal", the same truncated at two standard deviations (the JAX
+        version of MAE); "xavier_uniform" (MAE), in equivariant blocks with the widths of each irrep.
       head_std: initial standard deviation of the head's weights (of its last layer if it is an MLP).
       head_bias: initial bias of the head: "zero", or "prior", -log(num_classes), for equally likely classes.
       token_std, position_std: initial standard deviations of the class token and of the positions.
@@ -177,7 +177,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         self._set(replaced=as_replaced("ViT", self.replaced))
         constraints.check_fields(self, "ViT")
         self._check_readout()
-        plain_values = dict(mlp="gelu", position="learned", init="normal", patch_bias=True, qk_norm=False)
+        plain_values = dict(mlp="gelu", position="learned", patch_bias=True, qk_norm=False)
         for name, plain in plain_values.items():
             if self.group is not None and (value := getattr(self, name)) != plain:
                 raise ValueError(f"ViT: {name}={value!r} is for plain models; family {self.family} takes {plain!r}.")

@@ -1,0 +1,90 @@
+"""Masked autoencoding of blood cells with and without a Jumbo token: linear probes of frozen features.
+
+    python -m experiments studies.jumbo_mae --source=npz:/data/pbc_wbc96.npz
+
+ARMS are a plain ViT with its class token, and a Jumbo token of J = 3, as in the paper's Table 1: without an MLP of its
+own, with it, and with it at a J-th of the learning rate.  A probe reads the class token, or the J rows of a Jumbo
+token, which are wider; the arm without an MLP shows what this alone brings.  Images of 48 px in patches of 6 pixels: 64
+patches, of which the encoder sees 16.
+
+Each arm gets the rate with the best probe on a held-out fifth of the training images, for one seed; it is then trained
+on all training images with every seed.  All arms take as long as Jumbo's --steps, by step times of `jumbo_rates.py`.
+Claim (paper: +4.9 points): Jumbo is ahead of plain.
+"""
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+
+from equivit.training import config as configs
+from experiments import compiled_models, findings, flags, timing
+from experiments.findings import Claim
+from experiments.studies import held_out, mae_small_images, several_seeds
+
+J = 3
+JUMBO = [f"model.jumbo={J}"]
+ARMS = {
+    "plain": ("plain", []),
+    "no MLP": ("jumbo", [*JUMBO, "model.jumbo_mlp=none"]),
+    "Jumbo": ("jumbo", JUMBO),
+    "Jumbo, rate / J": ("jumbo", [*JUMBO, f"optimizer.rates=('encoder.jumbo_mlp.*=1/{J}',)"]),
+}
+LONGEST = "Jumbo"  # whose steps set the time
+PROBE, NEAREST, EXPLAINED = "eval/linear_probe/top1", "eval/knn/top1", "eval/reconstruction/explained"
+FIGURES = {"probe": PROBE, "nearest": NEAREST, "explained": EXPLAINED}
+SHARED = [*mae_small_images.SETTINGS, "model.patch_size=6", "epochs=None", "schedule.warmup_epochs=None"]
+COLUMNS = {"probe": "probe, %", "nearest": "20 nearest, %", "explained": "explained, %"}
+ROUNDS = dict(warmup=3, runs=25)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = several_seeds.parser(__doc__, __file__)
+    parser.add_argument("--steps", type=int, default=700, help="of Jumbo (%(default)s)")
+    parser.add_argument("--rates", default=[5e-4, 1.5e-3, 4.5e-3], type=flags.each_at_least(0, float))
+    options = parser.parse_args(arguments)
+    images = options.workdir / "images.npz"
+    if not images.is_file():
+        held_out.prepare(config_of(options, LONGEST, options.steps).data, images)
+    settings = dict(steps=options.steps, override=options.override)
+    seconds = several_seeds.planned(options.workdir / "steps.json", settings, lambda: step_seconds(options))
+    rows = {arm: row(options, images, arm, seconds) for arm in ARMS}
+    pairs = [(arm, "plain") for arm in ARMS if arm != "plain"] + [("Jumbo, rate / J", "no MLP")]
+    gains = several_seeds.gains(rows, pairs, list(FIGURES))
+    several_seeds.show(rows, COLUMNS, gains, {"steps": "steps", "rate": "rate", "loss": "training loss"})
+    about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, overrides=options.override)
+    return findings.finish(options, about | dict(rows=rows, gains=gains), claims(rows, judged=len(options.seeds) > 1))
+
+
+def step_seconds(options) -> dict[str, float]:
+    """The median time of a training step of each arm, in turn."""
+    made = {arm: compiled_models.training_step(config_of(options, arm, options.steps)).start() for arm in ARMS}
+    return timing.medians(timing.interleaved(made, **ROUNDS))
+
+
+def row(options, images: pathlib.Path, arm: str, seconds: Mapping[str, float]) -> dict:
+    """The figures of an arm: its rate chosen, then a run for each seed, all as long as LONGEST's."""
+    steps = round(options.steps * seconds[LONGEST] / seconds[arm])
+
+    def run(rate, seed, choosing):
+        splits = ["data.split=fit", "data.eval_split=held_out"] if choosing else ["data.split=train"]
+        overrides = [f"data.source=npz:{images}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
+        workdir = options.workdir / arm.replace(" / ", "_over_") / f"{splits[0]},lr={rate},seed={seed}"
+        return held_out.trained(config_of(options, arm, steps, *overrides), workdir)
+
+    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, PROBE)
+    last = statistics.fmean(statistics.fmean(report["losses"][-5:]) for report in done)
+    found = dict(steps=steps, step_seconds=seconds[arm], rate=rate, held_out=tried, loss=round(last, 4))
+    return found | dict(diverged=len(options.seeds) - len(done)) | several_seeds.by_seed(done, FIGURES)
+
+
+def claims(rows: Mapping[str, Mapping], judged: bool) -> list[Claim]:
+    mean = {arm: statistics.fmean(row["probe"]) for arm, row in rows.items()}
+    best = max(mean["Jumbo"], mean["Jumbo, rate / J"])
+    return [Claim("the better Jumbo, minus plain: linear probe", best - mean["plain"], at_least=0, judged=judged)]
+
+
+def config_of(options, arm: str, steps: int, *overrides: str):
+    kind, texts = ARMS[arm]
+    length = [f"steps={steps}", f"schedule.warmup_steps={steps // 10}", f"log.every_steps={max(1, steps // 50)}"]
+    texts = [*SHARED, *length, *texts, *several_seeds.source(options), *options.override, *overrides]
+    return configs.load(f"configs/mae.py:cifar,{kind}", texts)
