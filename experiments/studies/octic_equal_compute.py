@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, plan in plans.items():
         data = options.workdir / name / "images.npz"
         if not data.is_file():
-            held_out.prepare(_config(name, Model("plain", options.width), options).data, data)
+            held_out.prepare(config_of(name, Model("plain", options.width), options).data, data)
         rows += [_row(name, Model(*entry["model"]), entry, data, options) for entry in plan]
         show(rows, options)
     return 0
@@ -102,7 +102,7 @@ def chosen(name: str, options: argparse.Namespace) -> list[Model]:
     plain = Model("plain", options.width)
     budget = _counts(name, plain, options)["macs"]
     models = [plain]
-    call = compiled_models.training_step(_config(name, plain, options)).start()
+    call = compiled_models.training_step(config_of(name, plain, options)).start()
     for family in options.families:
 
         def macs_ratio(width, family=family):
@@ -119,7 +119,7 @@ def chosen(name: str, options: argparse.Namespace) -> list[Model]:
 
 def step_ratio(name: str, model: Model, plain: Callable, options: argparse.Namespace) -> float:
     """The step time of a model over the plain one's, measured in turn."""
-    call = compiled_models.training_step(_config(name, model, options)).start()
+    call = compiled_models.training_step(config_of(name, model, options)).start()
     medians = timing.medians(timing.interleaved({"plain": plain, "model": call}, **ROUNDS))
     return medians["model"] / medians["plain"]
 
@@ -152,7 +152,7 @@ def measured(name: str, models: Sequence[Model], options: argparse.Namespace) ->
     calls, entries = {}, []
     for model in models:
         begin = time.perf_counter()
-        calls[str(model)] = compiled_models.training_step(_config(name, model, options)).start()
+        calls[str(model)] = compiled_models.training_step(config_of(name, model, options)).start()
         compile_seconds, counted = time.perf_counter() - begin, _counts(name, model, options)
         entry = {key: counted[key] for key in ("parameters", "macs", "fvcore")} | dict(compile_seconds=compile_seconds)
         entries.append(dict(model=list(model), heads=heads_of(model.width), **entry))
@@ -181,7 +181,7 @@ def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argp
         splits = held_out.CHOOSING if choosing else ("data.split=train", "evaluation.suite=('orientation',)")
         overrides = [f"data.source=npz:{data}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
         workdir = directory / f"{splits[0]},lr={rate},seed={seed}"
-        return held_out.trained(_config(name, model, options, *overrides), workdir)
+        return held_out.trained(config_of(name, model, options, *overrides), workdir)
 
     rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, "eval/accuracy/top1")
     row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=tried)
@@ -189,7 +189,7 @@ def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argp
     return row | dict(late_fall=[held_out.late_fall(report["losses"]) for report in done])
 
 
-def _config(name: str, model: Model, options: argparse.Namespace, *overrides: str):
+def config_of(name: str, model: Model, options: argparse.Namespace, *overrides: str):
     size = [f"model.width={model.width}", f"model.num_heads={heads_of(model.width)}"]
     length = [f"steps={options.steps}", "epochs=None", "schedule.warmup_epochs=None"]
     length += [f"schedule.warmup_steps={options.steps // 20}", f"log.every_steps={max(1, options.steps // 50)}"]
@@ -199,7 +199,7 @@ def _config(name: str, model: Model, options: argparse.Namespace, *overrides: st
 
 
 def _counts(name, model, options):
-    return summarize.counts(_config(name, model, options))
+    return summarize.counts(config_of(name, model, options))
 
 
 # ---- What came of it
