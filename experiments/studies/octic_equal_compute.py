@@ -112,8 +112,10 @@ def chosen(name: str, options: argparse.Namespace) -> list[Model]:
             return step_ratio(name, Model(family, width), call, options)
 
         width = nearest(legal(options.width / 2, 3 * options.width), macs_ratio)
-        narrower = nearest(legal(options.width / 2, 1.25 * width), time_ratio)
-        models += [Model(family, width, RULES[0]), Model(family, narrower, RULES[1])]
+        if RULES[0] in options.rules:
+            models.append(Model(family, width, RULES[0]))
+        if RULES[1] in options.rules:
+            models.append(Model(family, nearest(legal(options.width / 2, 1.25 * width), time_ratio), RULES[1]))
     return models
 
 
@@ -129,7 +131,7 @@ def step_ratio(name: str, model: Model, plain: Callable, options: argparse.Names
 
 def planned(name: str, options: argparse.Namespace) -> list[dict]:
     """The runs on a data set: each model with its costs.  Cached, because step times are measured once."""
-    settings = {key: getattr(options, key) for key in ("width", "families", "steps", "rates", "override")}
+    settings = {key: getattr(options, key) for key in ("width", "families", "rules", "steps", "rates", "override")}
     settings |= dict(source=getattr(options, name), chosen_by_seed=options.seeds[0], shared=SHARED, data=DATA[name])
     path, compute = options.workdir / name / "plan.json", lambda: measured(name, chosen(name, options), options)
     entries = several_seeds.planned(path, settings, compute, keep=not options.plan)
@@ -276,6 +278,7 @@ def _options(arguments):
         parser.add_argument(flag, help="its source, such as npz:<file> with splits train and test")
     parser.add_argument("--width", type=int, default=64, help="of the plain model (%(default)s)")
     parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))
+    parser.add_argument("--rules", default=list(RULES), type=flags.one_of(RULES), help="budgets (both)")
     parser.add_argument("--steps", type=int, default=1000, help="of every run (%(default)s)")
     parser.add_argument("--rates", default=[1e-3, 3e-3, 9e-3], type=flags.each_at_least(0, float))
     parser.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0))
