@@ -2,9 +2,9 @@
 
     python -m experiments studies.octic_angles --data=blood_cells --source=npz:/data/pbc_wbc96.npz
 
-A plain ViT, and H8, I8 and D8 of as many multiply-adds, with the widths and learning rates that `octic_equal_compute.py`
-chose.  "plain, turned" has seen training images in all eight orientations.  Test images turn inside their inscribed
-disc, antialiased, from 0 to 345 degrees in steps of 15.
+A plain ViT, and H8, I8 and D8 of as many multiply-adds, with the widths and learning rates chosen by
+`octic_equal_compute.py`.  "plain, turned" has seen training images in all eight orientations.  Test images turn inside
+their inscribed disc, antialiased, from 0 to 345 degrees in steps of 15.
 
 "worst" and "best" are accuracies of single angles, "between" is the mean of the angles that are no quarter turns, and
 "same" the share of images whose class no angle changes.
