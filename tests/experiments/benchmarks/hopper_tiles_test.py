@@ -24,7 +24,7 @@ def test_without_a_card_it_says_so_in_one_line(capsys):
 
 @pytest.mark.parametrize("model", hopper_tiles.MODELS)
 def test_tiles_lower_for_cuda(model):
-    """Lowering also counts the shared memory of a block.  All tiles for ViT-H, the widest and the narrowest for others."""
+    """Lowering also counts the shared memory of a block.  For ViT-H all tiles, else the widest and the narrowest."""
     for case in hopper_tiles.cases(SHAPES[model]):
         types = {name: jax.ShapeDtypeStruct(size, case.types[name]) for name, size in case.shapes.items()}
         assert case.tiles
