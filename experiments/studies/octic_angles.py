@@ -2,7 +2,7 @@
 
     python -m experiments studies.octic_angles --data=blood_cells --source=npz:/data/pbc_wbc96.npz
 
-A plain ViT, and H8, I8 and D8 of as many multiply-adds, with the widths and learning rates chosen by
+A plain ViT, and H8, I8 and D8 of as many multiply-adds, by the recipe, the widths and the learning rates of
 `octic_equal_compute.py`.  "plain, turned" has seen training images in all eight orientations.  Test images turn inside
 their inscribed disc, antialiased, from 0 to 345 degrees in steps of 15.
 
@@ -32,7 +32,7 @@ from experiments.studies.octic_equal_compute import FAMILIES, Model
 ARMS = {"plain": ("plain", []), "plain, turned": ("plain", ["data.augment.octic=True"])}
 ARMS |= {family: (family, []) for family in FAMILIES}
 SYMMETRIC = ("I8", "D8")
-ENTRIES = {"blood_cells": "main", "cifar10": "cifar10"}  # of the JSON of `octic_equal_compute`
+ENTRIES = {"blood_cells": "xavier", "cifar10": "cifar10"}  # of the JSON of `octic_equal_compute`
 ANGLES = tuple(range(0, 360, STEP))
 QUARTER = 90
 BATCH = 200
@@ -61,7 +61,8 @@ def figures(options: argparse.Namespace, arm: str, chosen: Mapping[str, Any], se
     """The accuracy of a trained model at each of ANGLES, and the share of images with one class at all of them."""
     family, texts = ARMS[arm]
     row = next(row for row in chosen["rows"] if row["family"] == family and row["rule"] in (None, "multiply-adds"))
-    equal = argparse.Namespace(steps=options.steps or chosen["steps"], override=options.override)
+    overrides = [*chosen["overrides"], *options.override]
+    equal = argparse.Namespace(steps=options.steps or chosen["steps"], override=overrides)
     setattr(equal, options.data, options.source)
     place = options.workdir / options.data
     images = place / "images.npz"

@@ -38,11 +38,13 @@ def test_models_see_turned_images_and_each_arm_has_its_width_and_rate(source, tm
     arguments += ["--override=data.train_examples=20"]
     assert script.main([*arguments, f"--output={tmp_path}/o.json"]) == 1  # this model is not symmetric
     found = json.loads((tmp_path / "o.json").read_text())["blood_cells"]
-    chosen = json.loads(pathlib.Path("experiments/studies/octic_equal_compute.json").read_text())["main"]["rows"]
+    chosen = json.loads(pathlib.Path("experiments/studies/octic_equal_compute.json").read_text())
+    chosen = chosen[script.ENTRIES["blood_cells"]]["rows"]
     for (config, workdir), arm in zip(runs[::2], script.ARMS, strict=True):
         family = script.ARMS[arm][0]
         row = next(row for row in chosen if row["family"] == family and row["rule"] in (None, "multiply-adds"))
         assert (config.model.width, config.schedule.lr, config.steps) == (row["width"], row["rate"], 7)
+        assert config.model.init == "xavier_uniform"
         assert config.data.augment.octic == (arm == "plain, turned") and workdir.name == "seed_0"
     assert len({workdir for _, workdir in runs}) == 10
     each = np.array(found["accuracy"]["I8"])
