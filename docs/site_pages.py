@@ -22,6 +22,7 @@ PAGES = {
     "experiments/studies/README.md": "results/studies.md",
     "experiments/studies/depthwise.md": "results/depthwise.md",
     "experiments/studies/exactness.md": "results/exactness.md",
+    "experiments/studies/initial_weights.md": "results/initial_weights.md",
     "experiments/studies/octify.md": "results/octify.md",
     "experiments/tables/README.md": "results/tables.md",
     "tests/README.md": "tests.md",
