@@ -2,9 +2,11 @@
 
 import statistics
 
+from experiments.studies import several_seeds
 from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread
 
 PAGE = Page("studies/README")
+PROBE = "linear_probe/top1"
 
 
 @PAGE.table("digits | upright | mean of eight orientations | never changes", "digits")
@@ -194,6 +196,12 @@ def sentences():
     yield "has {}, with an invariant Jumbo token {}, with a steerable one {}".format(*values)
     for data in ("blood_cells", "cifar10"):
         yield f"{100 * entry('studies/dinov2_small_images', data)['pixels']:.1f}"
+    probes = {key: entry("studies/mae_small_images", key)["rows"]["plain"] for key in ("main", "normal")}
+    gains = {key: several_seeds.difference(row[PROBE], row[f"start {PROBE}"])["gap"] for key, row in probes.items()}
+    yield f"a plain model gains {100 * gains['normal']:.0f} points, not {100 * gains['main']:.0f}"
+    mae = {family: row[PROBE] for family, row in entry("studies/mae_small_images")["rows"].items()}
+    gain = several_seeds.difference(mae["D8"], mae["plain"])
+    yield f"D8 is {-100 * gain['gap']:.1f} points below (standard error {100 * gain['standard_error']:.1f})"
     name = "octic_equal_compute"
     for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
         yield f"{gap(name, f'{data}, upright: {model}, equal step time, minus plain', key)} "
