@@ -3,7 +3,7 @@
     python -m experiments studies.jumbo_rates_gpu --source=npz:/data/cifar10.npz  # at most 12 minutes (--minutes)
     python -m experiments studies.jumbo_rates_gpu --source=npz:/data/cifar10.npz --quick --output=/tmp/gpu.json
 
-CIFAR-10 in patches of 4 pixels, six blocks, layer scales that start at 1.  A table has a width and a number of classes,
+CIFAR-10 in patches of 4 pixels, six blocks, Xavier's initial weights, layer scales that start at 1.  A table has a width and a number of classes,
 ten, or 512 clusters (`jumbo_rates.clustered`).
 """
 
@@ -18,7 +18,7 @@ TEN = 10
 # Widths and numbers of classes, most decisive first.
 TABLES = ((96, TEN), (96, 512), (48, TEN), (192, TEN), (48, 512), (192, 512))
 RATES = (5e-4, 1.5e-3, 4.5e-3, 1.35e-2)
-MODEL = ["model.depth=6", "precision=mixed", "batch_size=128"]
+MODEL = ["model.depth=6", "model.init=xavier_uniform", "precision=mixed", "batch_size=128"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

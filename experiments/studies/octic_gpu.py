@@ -22,7 +22,8 @@ ARMS = {"plain": ("plain", 192), "H8": ("H8", 192), "I8": ("I8", 192), "D8": ("D
 ARMS |= {"I8, wider": ("I8", 256), "D8, wider": ("D8", 256)}
 HEADS = {192: 6, 256: 8}  # by width
 RATES = (5e-4, 1.5e-3, 4.5e-3)
-MODEL = ["model.depth=6", "model.layer_scale=0.1", "precision=mixed", *several_seeds.SMALL, "batch_size=128"]
+MODEL = ["model.depth=6", "model.layer_scale=0.1", "model.init=xavier_uniform", "precision=mixed"]
+MODEL += [*several_seeds.SMALL, "batch_size=128"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
