@@ -4,8 +4,8 @@
 
 ARMS are a plain ViT with its class token, and a Jumbo token of J = 3, as in the paper's Table 1: without an MLP of its
 own, with it, and with it at a J-th of the learning rate.  A probe reads the class token, or the J rows of a Jumbo
-token, which are wider; the arm without an MLP shows what this alone brings.  Images of 48 px in patches of 6 pixels: 64
-patches, of which the encoder sees 16.
+token, which are wider; the arm without an MLP shows what this alone brings.  The recipe is `mae_small_images.py`'s: 36
+patches, of which the encoder sees 9.
 
 Each arm gets the rate with the best probe on a held-out fifth of the training images, for one seed; it is then trained
 on all training images with every seed.  All arms take as long as Jumbo's --steps, by step times of `jumbo_rates.py`.
@@ -32,7 +32,7 @@ ARMS = {
 LONGEST = "Jumbo"  # whose steps set the time
 PROBE, NEAREST, EXPLAINED = "eval/linear_probe/top1", "eval/knn/top1", "eval/reconstruction/explained"
 FIGURES = {"probe": PROBE, "nearest": NEAREST, "explained": EXPLAINED}
-SHARED = [*mae_small_images.SETTINGS, "model.patch_size=6", "epochs=None", "schedule.warmup_epochs=None"]
+SHARED = [*mae_small_images.SETTINGS, "epochs=None", "schedule.warmup_epochs=None"]
 COLUMNS = {"probe": "probe, %", "nearest": "20 nearest, %", "explained": "explained, %"}
 ROUNDS = dict(warmup=3, runs=25)
 

@@ -3,8 +3,8 @@
     python -m experiments studies.jumbo_rates_gpu --source=npz:/data/cifar10.npz  # at most 12 minutes (--minutes)
     python -m experiments studies.jumbo_rates_gpu --source=npz:/data/cifar10.npz --quick --output=/tmp/gpu.json
 
-CIFAR-10 in patches of 4 pixels, six blocks, Xavier's initial weights, layer scales that start at 1.  A table has a width and a number of classes,
-ten, or 512 clusters (`jumbo_rates.clustered`).
+CIFAR-10 in patches of 4 pixels, six blocks, Xavier's initial weights, layer scales that start at 1.  A table has a
+width and a number of classes, ten, or 512 clusters (`jumbo_rates.clustered`).
 """
 
 import functools
