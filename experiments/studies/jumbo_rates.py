@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = dict(steps=options.steps, labels=options.labels, override=options.override)
         path = options.workdir / f"steps_{width}.json"
         seconds = several_seeds.planned(path, settings, lambda width=width: step_seconds(options, width))
-        for arm in ARMS:
+        for arm in options.arm:
             rows.append(row(options, images, width, arm, seconds))
             print(findings.table([cells(rows[-1], options.rates)], COLUMNS), flush=True)
     gains = gains_of(rows)
@@ -121,6 +121,7 @@ def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:
         f"{one} - {other}, {width}": several_seeds.difference(values[one, width], values[other, width])
         for width in dict.fromkeys(row["width"] for row in rows)
         for one, other in pairs
+        if (one, width) in values and (other, width) in values
     }
 
 
@@ -135,6 +136,7 @@ def _config(options: argparse.Namespace, width: int, arm: str, steps: int, *over
 def _options(arguments):
     parser = flags.parser(__doc__, __file__)
     parser.add_argument("--source", required=True, help="CIFAR-10, such as npz:<file> with splits train and test")
+    parser.add_argument("--arm", action="append", choices=ARMS, help="may be repeated (all)")
     parser.add_argument("--labels", type=int, help="clusters in place of the ten classes")
     parser.add_argument("--widths", default=[48, 96], type=flags.each_at_least(1))
     parser.add_argument("--steps", type=int, default=1000, help="of Jumbo (%(default)s)")
@@ -143,6 +145,7 @@ def _options(arguments):
     parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/jumbo_rates"))
     options = parser.parse_args(arguments)
+    options.arm = options.arm or list(ARMS)
     if unknown := [width for width in options.widths if width not in HEADS]:
         parser.error(f"--widths={unknown[0]} must be one of {', '.join(map(str, HEADS))}")
     return options
