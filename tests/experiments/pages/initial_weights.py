@@ -2,7 +2,9 @@
 
 import statistics
 
-from tests.experiments.pages.figures import Page, entry, spread
+from experiments.studies import several_seeds
+from tests.experiments.pages import studies
+from tests.experiments.pages.figures import Page, entry, gap, spread
 
 PAGE = Page("studies/initial_weights")
 EQUAL = "studies/octic_equal_compute"
@@ -20,6 +22,11 @@ def equal_compute_from_xavier():
         yield [row["family"], *cells, over]
 
 
+@PAGE.table("width 48, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
+def jumbo_from_xavier():
+    yield from studies.of_arms(entry("studies/jumbo_rates", "xavier"))
+
+
 def sentences():
     rows = {
         key: {row["family"]: row["upright"] for row in entry(EQUAL, key)["rows"] if chosen(row)}
@@ -29,6 +36,16 @@ def sentences():
     gained = [f"{mean['xavier'][family] - mean['main'][family]:.1f}" for family in ("plain", "H8", "I8", "D8")]
     yield "plain gains {} points upright, H8 {}, I8 {} and D8 {}".format(*gained)
     before, after = (mean[key]["H8"] - mean[key]["plain"] for key in ("main", "xavier"))
+    yield f"Jumbo at one rate was {gap('jumbo_rates', 'Jumbo - registers, 48')} points above registers, not resolved"
+    yield f"and {gap('jumbo_rates', 'Jumbo, rate / J - Jumbo, 48')} below Jumbo with a J-th of the rate for its MLP"
+    probes = {key: entry("studies/mae_small_images", key)["rows"]["plain"] for key in ("normal", "main")}
+    gains = [several_seeds.difference(row[studies.PROBE], row[f"start {studies.PROBE}"]) for row in probes.values()]
+    yield "a plain model's probe gains {:.0f} points, with Xavier's {:.0f}".format(*(100 * one["gap"] for one in gains))
+    arms = {row["arm"]: row["top1"] for row in entry("studies/jumbo_rates", "xavier")["rows"]}
+    gain = several_seeds.difference(arms["Jumbo"], arms["no MLP"])
+    wide = gap("jumbo_rates", "no MLP - registers, 48", "xavier")
+    mlp = f"{100 * gain['gap']:.1f} more (standard error {100 * gain['standard_error']:.1f})"
+    yield f"The wider input of the classifier brings {wide} points, and the MLP {mlp}"
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
 
 

@@ -185,6 +185,7 @@ def sentences():
     yield f"{gap('jumbo_baselines', 'equal time: jumbo - mobilenetv4')} points behind Jumbo, resolved"
     pairs = ("Jumbo, rate / J - registers, 48", "Jumbo, rate / J - Jumbo, 48", "no MLP - registers, 48")
     own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
+    yield f"with Xavier's it is {gap('jumbo_rates', 'Jumbo - registers, 48', 'xavier')} points ahead at one rate, too"
     yield f"Jumbo at its own rate is {own} points above registers at equal time, and {one} above Jumbo at one rate"
     yield f"without an MLP of its own the token has {wide} points"
     own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
