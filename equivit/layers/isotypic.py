@@ -311,16 +311,14 @@ class PatchEmbed(nnx.Module):
         c, domain = channels("PatchEmbed", width, group), fundamental_domain(patch_size, group)
         bound = 1 / math.sqrt(in_channels * domain[0] * domain[1])
         shape = (*domain, in_channels, c)
-        share = (
-            patch_size[0] * patch_size[1] // math.prod(domain)
-        )  # parts of a patch; unfolding divides variances by it
+        pixels = math.prod(shape[:-1])
+        parts = patch_size[0] * patch_size[1] // math.prod(domain)  # unfolding divides the variance by their number
 
         def draw(kernels):
             if init is None:
                 return uniform(rngs.params(), (kernels, *shape), bound)
-            dense_shape = (share * math.prod(shape[:-1]), width)
-            part = init(rngs.params(), dense_shape)[: math.prod(shape[:-1]), : kernels * c]
-            return math.sqrt(share) * jnp.moveaxis(part.reshape(*shape[:-1], kernels, c), -2, 0)
+            part = init(rngs.params(), (parts * pixels, width))[:pixels, : kernels * c]
+            return math.sqrt(parts) * jnp.moveaxis(part.reshape(*shape[:-1], kernels, c), -2, 0)
 
         lines = draw(len(group.lines))
         self.lines = nnx.Param(lines, tensors=line_names(group), product=True)

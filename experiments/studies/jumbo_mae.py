@@ -8,7 +8,7 @@ token, which are wider; the arm without an MLP shows what this alone brings.  Th
 patches, of which the encoder sees 9.
 
 Each arm gets the rate with the best probe on a held-out fifth of the training images, for one seed; it is then trained
-on all training images with every seed.  All arms take as long as Jumbo's --steps, by step times of `jumbo_rates.py`.
+on all training images with every seed.  All arms take as long as Jumbo's --steps; steps are timed once, in turn.
 Claim (paper: +4.9 points): Jumbo is ahead of plain.
 """
 
