@@ -9,7 +9,7 @@ patches, of which the encoder sees 9.
 
 Each arm gets the rate with the best probe on a held-out fifth of the training images, for one seed; it is then trained
 on all training images with every seed.  All arms take as long as Jumbo's --steps; steps are timed once, in turn.
-Claim (paper: +4.9 points): Jumbo is ahead of plain.
+Claim (paper: +4.9 points): Jumbo, with a J-th of the rate for its MLP, is ahead of plain.
 """
 
 import pathlib
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = {arm: row(options, images, arm, seconds) for arm in ARMS}
     pairs = [(arm, "plain") for arm in ARMS if arm != "plain"] + [("Jumbo, rate / J", "no MLP")]
     gains = several_seeds.gains(rows, pairs, list(FIGURES))
-    several_seeds.show(rows, COLUMNS, gains, {"steps": "steps", "rate": "rate", "loss": "training loss"})
+    shown = {arm: {**row, "rate": f"{row['rate']:g}"} for arm, row in rows.items()}
+    several_seeds.show(shown, COLUMNS, gains, {"steps": "steps", "rate": "rate", "loss": "training loss"})
     about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, overrides=options.override)
     return findings.finish(options, about | dict(rows=rows, gains=gains), claims(rows, judged=len(options.seeds) > 1))
 
@@ -79,8 +80,8 @@ def row(options, images: pathlib.Path, arm: str, seconds: Mapping[str, float]) -
 
 def claims(rows: Mapping[str, Mapping], judged: bool) -> list[Claim]:
     mean = {arm: statistics.fmean(row["probe"]) for arm, row in rows.items()}
-    best = max(mean["Jumbo"], mean["Jumbo, rate / J"])
-    return [Claim("the better Jumbo, minus plain: linear probe", best - mean["plain"], at_least=0, judged=judged)]
+    gap = mean["Jumbo, rate / J"] - mean["plain"]
+    return [Claim("Jumbo with a J-th of the rate, minus plain: linear probe", gap, at_least=0, judged=judged)]
 
 
 def config_of(options, arm: str, steps: int, *overrides: str):

@@ -138,6 +138,15 @@ def autoencoders():
         yield [family, *(spread(row[key]) for key in keys), f"{max(row['turned']):.0e}"]
 
 
+@PAGE.table("MAE and Jumbo | best rate | probe | 20 nearest | explained | probe over plain (standard error)")
+def autoencoders_with_jumbo():
+    found = entry("studies/jumbo_mae")
+    for arm, row in found["rows"].items():
+        gain = found["gains"].get(f"{arm} - plain, probe")
+        over = f"{100 * gain['gap']:+.1f} ({100 * gain['standard_error']:.1f})" if gain else ""
+        yield [arm, f"{row['rate']:g}", *(spread(row[key]) for key in ("probe", "nearest", "explained")), over]
+
+
 @PAGE.table(
     "variant | rank: plain | registers | Jumbo | accuracy: plain | registers | Jumbo | Jumbo - plain "
     "| Jumbo - registers",
