@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arms", default=list(ARMS), type=flags.one_of(ARMS), help="(all)")
     parser.add_argument("--steps", type=int, help="in place of those of octic_equal_compute")
     options = several_seeds.parse(parser, arguments, ENTRIES)
+    if options.source is None:
+        parser.error("--source is missing; give the data, such as --source=npz:<file> with splits train and test")
     file = findings.read_json(pathlib.Path(octic_equal_compute.__file__).with_suffix(".json"))
     chosen = file[ENTRIES[options.data]]
     found = {arm: [figures(options, arm, chosen, seed) for seed in options.seeds] for arm in options.arms}
