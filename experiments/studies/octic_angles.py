@@ -43,7 +43,7 @@ REPEATED = 1e-3  # an image whose best two logits differ by rounding may change 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--arms", default=list(ARMS), type=flags.one_of(ARMS), help="(all)")
-    parser.add_argument("--steps", type=int, help="in place of those of octic_equal_compute")
+    parser.add_argument("--steps", type=int, help="training steps (as in octic_equal_compute)")
     options = several_seeds.parse(parser, arguments, ENTRIES)
     if options.source is None:
         parser.error("--source is missing; give the data, such as --source=npz:<file> with splits train and test")

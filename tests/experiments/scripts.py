@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 from experiments import flags
 
 ONCE = ["--runs=1", "--warmup=1"]
@@ -20,3 +22,14 @@ def run(script, tmp_path, *arguments):
     assert {"device", "versions", "commit", "claims", "left_out", "failed"} <= set(written)
     assert written["failed"] == {} and written["left_out"] == []
     return ended, written
+
+
+def made_up_images(directory, *, train: int, test: int, side: int, classes: int) -> str:
+    """The source of an npz file of random images with labels in turn."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for split, n in (("train", train), ("test", test)):
+        arrays[f"{split}_image"] = rng.integers(0, 256, (n, side, side, 3), np.uint8)
+        arrays[f"{split}_label"] = np.arange(n) % classes
+    np.savez(directory / "made_up.npz", **arrays, classes=np.array(list("0123456789"[:classes])))
+    return f"npz:{directory}/made_up.npz"

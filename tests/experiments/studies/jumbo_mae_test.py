@@ -3,7 +3,6 @@
 import argparse
 import json
 
-import numpy as np
 import pytest
 
 from equivit import logical
@@ -11,17 +10,12 @@ from equivit.pretrained import mapping
 from equivit.training import build, optimizers
 from experiments.studies import held_out
 from experiments.studies import jumbo_mae as script
+from tests.experiments import scripts
 
 
 @pytest.fixture
 def source(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for split, n in (("train", 20), ("test", 8)):
-        arrays[f"{split}_image"] = rng.integers(0, 256, (n, 48, 48, 3), np.uint8)
-        arrays[f"{split}_label"] = np.arange(n) % 8
-    np.savez(tmp_path / "made_up.npz", **arrays, classes=np.array(list("01234567")))
-    return f"npz:{tmp_path}/made_up.npz"
+    return scripts.made_up_images(tmp_path, train=20, test=8, side=48, classes=8)
 
 
 def test_a_rate_is_chosen_by_the_probe_of_held_out_images(source, tmp_path, monkeypatch):

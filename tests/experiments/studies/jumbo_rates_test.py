@@ -10,17 +10,12 @@ from equivit.pretrained import mapping
 from equivit.training import build, optimizers
 from experiments.studies import held_out
 from experiments.studies import jumbo_rates as script
+from tests.experiments import scripts
 
 
 @pytest.fixture
 def source(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for split, n in (("train", 100), ("test", 20)):
-        arrays[f"{split}_image"] = rng.integers(0, 256, (n, 32, 32, 3), np.uint8)
-        arrays[f"{split}_label"] = np.arange(n) % 10
-    np.savez(tmp_path / "made_up.npz", **arrays, classes=np.array(list("0123456789")))
-    return f"npz:{tmp_path}/made_up.npz"
+    return scripts.made_up_images(tmp_path, train=100, test=20, side=32, classes=10)
 
 
 def test_a_rate_is_chosen_for_each_arm_and_all_take_the_same_time(source, tmp_path, monkeypatch):

@@ -4,36 +4,31 @@ import json
 import pathlib
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from equivit.training import checkpoints
 from experiments.studies import octic_angles as script
 from experiments.studies import several_seeds
+from tests.experiments import scripts
 
 
 @pytest.fixture
 def source(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for split, n in (("train", 20), ("test", 6)):
-        arrays[f"{split}_image"] = rng.integers(0, 256, (n, 48, 48, 3), np.uint8)
-        arrays[f"{split}_label"] = np.arange(n) % 8
-    np.savez(tmp_path / "made_up.npz", **arrays, classes=np.array(list("01234567")))
-    return f"npz:{tmp_path}/made_up.npz"
+    return scripts.made_up_images(tmp_path, train=20, test=6, side=48, classes=8)
 
 
-def corner(images):
-    """Logits of two classes: whether the right half is lighter than the left one."""
-    half = images.shape[2] // 2
-    right, left = images[:, :, half:].mean((1, 2, 3)), images[:, :, :half].mean((1, 2, 3))
-    return np.stack([left, right], -1) if isinstance(images, np.ndarray) else script.jax.numpy.stack([left, right], -1)
+def lighter_half(images):
+    """Logits of two classes: the lightness of the left and of the right half."""
+    left, right = jnp.split(images, 2, axis=2)
+    return jnp.stack([left.mean((1, 2, 3)), right.mean((1, 2, 3))], -1)
 
 
 def test_models_see_turned_images_and_each_arm_has_its_width_and_rate(source, tmp_path, monkeypatch, capsys):
     runs = []
     monkeypatch.setattr(several_seeds, "trained", lambda config, workdir: runs.append((config, workdir)))
-    monkeypatch.setattr(checkpoints, "load_run", lambda workdir: types.SimpleNamespace(model=corner))
+    monkeypatch.setattr(checkpoints, "load_run", lambda workdir: types.SimpleNamespace(model=lighter_half))
     arguments = ["--data=blood_cells", f"--source={source}", "--seeds=0,1", "--steps=7", f"--workdir={tmp_path}/runs"]
     arguments += ["--override=data.train_examples=20"]
     assert script.main([*arguments, f"--output={tmp_path}/o.json"]) == 1  # this model is not symmetric
