@@ -262,3 +262,17 @@ def test_rates_of_dropout(series):
     y = jax.jit(lambda rate: dropout(x, rate, jax.random.key(0)))(jnp.float32(0.2))
     assert abs((y == 0).mean() - 0.2) < 5 * math.sqrt(0.2 * 0.8 / x.size)
     np.testing.assert_allclose(y[y > 0], 1.25, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_xavier_weights_follow_the_widths(name):
+    """In every map but the head, entries are uniform in +-sqrt(6 / (inputs + outputs))."""
+    kind, fields = VARIANTS[name]
+    config = zoo.configuration(kind, **{**SMALL, **fields, "init": "xavier_uniform"})
+    maps = {path: a for path, a in logical.take(config.build(nnx.Rngs(0))).items() if path.endswith("weight")}
+    assert len(maps) == 6 + 2 * name.startswith("jumbo")
+    for path, weights in maps.items():
+        if path == "head.weight":
+            continue
+        bound, largest = math.sqrt(6 / sum(weights.shape[-2:])), np.abs(weights).max(axis=(-2, -1))
+        assert (largest <= bound).all() and (largest > 0.9 * bound).all(), path

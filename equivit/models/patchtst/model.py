@@ -67,6 +67,7 @@ class PatchTSTConfig:
       pool: the head reads the global token ("class"), or the last patch token ("last"); then there is no global token.
       instance_norm: whether each channel of a series is first normalised to mean 0 and variance 1 over its steps.
       padding: how the series is padded to whole patches: "repeat" (the last value, as in PatchTST) or "zero".
+      init: initialisation of the weights (`dense.INITS`); the head's are normal with standard deviation 0.02.
       dropout: probability of zeroing an entry of the embedding or a branch, used when a key is given.
     """
 
@@ -88,6 +89,7 @@ class PatchTSTConfig:
     pool: Literal["class", "last"] = "class"
     instance_norm: bool = False
     padding: Annotated[str, OneOf(PADDINGS)] = "repeat"
+    init: Annotated[str, OneOf(dense.INITS)] = "normal"
     dropout: Below1 = 0.0
 
     def __post_init__(self):
@@ -143,14 +145,14 @@ class PatchTST(Switched):
 
     def __init__(self, config: PatchTSTConfig, *, rngs: nnx.Rngs):
         self.config = config
-        width, wide = config.width, config.jumbo * config.width
-        self.embed = dense.Linear(config.patch_length, width, rngs=rngs)
+        width, wide, init = config.width, config.jumbo * config.width, dense.INITS[config.init]
+        self.embed = dense.Linear(config.patch_length, width, init=init, rngs=rngs)
         self.position = nnx.Param(dense.uniform(rngs.params(), (config.patches, width), 0.02), decay=False)
         self.class_token = token((config.jumbo, width), 0.02, rngs) if config.pool == "class" else None
         self.registers = token((config.registers, width), 0.02, rngs) if config.registers else None
         self.blocks = Stack([(config.depth, functools.partial(PatchTSTBlock, config))], rngs=rngs)
         shared = config.jumbo > 1 and config.jumbo_ffn == "shared"
-        self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if shared else None
+        self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, init=init, rngs=rngs) if shared else None
         self.norm = NORMS[config.norm](width) if config.norm_first else None
         classes = config.num_classes
         self.head: Any = None if classes is None else dense.Linear(config.channels * width, classes, rngs=rngs)
@@ -276,11 +278,12 @@ class PatchTSTBlock(nnx.Module):
         self.config = config
         norm, width, wide = NORMS[config.norm], config.width, config.jumbo * config.width
         attention: Any = ResidualAttention if config.residual_attention else dense.Attention
-        self.norm1, self.attention = norm(width), attention(width, config.num_heads, rngs=rngs)
-        self.norm2, self.mlp = norm(width), dense.Mlp(width, config.mlp_dim, rngs=rngs)
+        init = dense.INITS[config.init]
+        self.norm1, self.attention = norm(width), attention(width, config.num_heads, init=init, rngs=rngs)
+        self.norm2, self.mlp = norm(width), dense.Mlp(width, config.mlp_dim, init=init, rngs=rngs)
         self.norm3 = norm(wide) if config.jumbo > 1 else None
         own = config.jumbo > 1 and config.jumbo_ffn == "per_layer"
-        self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, rngs=rngs) if own else None
+        self.jumbo_mlp = dense.Mlp(wide, config.jumbo_mlp * wide, init=init, rngs=rngs) if own else None
 
     def __call__(
         self,
