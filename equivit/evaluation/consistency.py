@@ -72,6 +72,11 @@ class Shifts:
         """Every kind in every range."""
         return [(kind, range_) for kind in self.kinds for range_ in self.ranges]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of `measures`, such as "circular_full" or "zeros_8x12"."""
+        return [f"{kind}_{'x'.join(map(str, r)) if isinstance(r, tuple) else r}" for kind, r in self.measures]
+
 
 class Pair(NamedTuple):
     """Two shifted copies of each image of a batch."""
@@ -91,7 +96,7 @@ def consistency(
     source: Size | None = None,
     mean: tuple[float, ...] = (0.0,),
 ) -> dict[str, float]:
-    """Measure the consistency of predictions under shifts, and the accuracy without shifts.
+    """Measure the consistency of predictions under shifts, and the accuracy with and without shifts.
 
     Args:
       predict: uint8 images [B, H, W, C] to logits [B, classes].
@@ -105,7 +110,7 @@ def consistency(
       "top1" without shifts; "examples".
       For each kind and range, by a name such as "circular_full" or "zeros_8x12": the consistency.  The suffix
         "_standard_error" adds its standard error, "_changed" the number of images whose prediction differs in some
-        pair.
+        pair, "_top1" the accuracy of the shifted copies.
 
     Raises ValueError as `check`, or if there are no examples or logits are not finite.
     """
@@ -118,8 +123,9 @@ def consistency(
         return _compare(jnp.stack(logits), batch["label"])
 
     found = by_example(compare, with_offsets(batches, settings, size, source))
-    right = found["right"]
-    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, found["same"])
+    right, moved = found["right"][0], np.split(found["right"][1:], len(settings.measures))
+    shifted = {f"{name}_top1": float(of.mean()) for name, of in zip(settings.names, moved, strict=True)}
+    return {"top1": float(right.mean()), "examples": right.size} | statistics(settings, found["same"]) | shifted
 
 
 def check(settings: Shifts, size: Size, source: Size | None = None) -> None:
@@ -254,7 +260,7 @@ def _compare(logits, label):
     """The results for each image, from logits [1 + 2 n, B, classes] of the unshifted image and all copies."""
     prediction = logits.argmax(-1)
     return {
-        "right": hits(prediction[0, :, None], label)[:, 0],
+        "right": hits(prediction[..., None], label)[..., 0],
         "same": prediction[1::2] == prediction[2::2],
         "finite": jnp.isfinite(logits).all(-1),
     }
@@ -267,7 +273,8 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
     without any information are left out.  Raises ValueError if no pair of a kind and range has any information.
     """
     found, shares = {}, np.asarray(shares, float)
-    for (kind, range_), pairs in zip(settings.measures, np.split(shares, len(settings.measures)), strict=True):
+    parts = np.split(shares, len(settings.measures))
+    for name, (kind, range_), pairs in zip(settings.names, settings.measures, parts, strict=True):
         known = np.isfinite(pairs)
         known, pairs = known[:, known.any(0)], pairs[:, known.any(0)]
         if not pairs.size:
@@ -275,12 +282,8 @@ def statistics(settings: Shifts, shares: np.ndarray) -> dict[str, float]:
                 f"config.evaluation.shift.ranges={errors.shown(range_)}: no two copies of kind {kind!r} have a pixel "
                 "in common; use a smaller range, or more pairs."
             )
-        name, share = f"{kind}_{_named(range_)}", np.where(known, pairs, 0).sum(0) / known.sum(0)
+        share = np.where(known, pairs, 0).sum(0) / known.sum(0)
         found[name] = float(share.mean())
         found[f"{name}_standard_error"] = float(share.std() / np.sqrt(share.size))
         found[f"{name}_changed"] = int((share < 1).sum())
     return found
-
-
-def _named(range_: Range) -> str:
-    return "x".join(map(str, range_)) if isinstance(range_, tuple) else str(range_)

@@ -17,7 +17,12 @@ CHOOSING = ("data.split=fit", "data.eval_split=held_out", "evaluation.suite=('ac
 WHOLE = ("data.train_examples=None", "data.eval_examples=None")  # `prepare` has taken as many as are asked for
 
 
-def prepare(data, path: pathlib.Path, relabel: Callable[[dict], None] | None = None) -> None:
+def prepare(
+    data,
+    path: pathlib.Path,
+    relabel: Callable[[dict], None] | None = None,
+    redraw: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> None:
     """Write the images, decoded and resized once, with a fixed fifth of the training images held out.
 
     Splits: "train" is "fit" and "held_out" together; "test".
@@ -26,12 +31,16 @@ def prepare(data, path: pathlib.Path, relabel: Callable[[dict], None] | None = N
       data: the `data` section of a config.
       path: the npz file.
       relabel: changes the labels of {"train": {"image", "label"}, "test": ...} in place; None keeps them.
+      redraw: uint8 images [N, H, W, C] to those of the file; None keeps them.
     """
     splits = {"train": several_seeds.decoded(data, data.split), "test": several_seeds.decoded(data, data.eval_split)}
     classes = loader.evaluate(data, batch_size=1).source.classes
     if relabel:
         relabel(splits)
         classes = [str(label) for label in range(1 + max(split["label"].max() for split in splits.values()))]
+    if redraw:
+        for arrays in splits.values():
+            arrays["image"] = redraw(arrays["image"])
     order = np.random.default_rng(0).permutation(len(splits["train"]["label"]))
     held_out = round(HELD_OUT * len(order))
     for into, rows in (("held_out", order[:held_out]), ("fit", order[held_out:])):

@@ -3,8 +3,8 @@
     python -m experiments studies.octic_angles --data=blood_cells --source=npz:/data/pbc_wbc96.npz
 
 A plain ViT, and H8, I8 and D8 of as many multiply-adds, by the recipe, the widths and the learning rates of
-`octic_equal_compute.py`.  "plain, turned" has seen training images in all eight orientations.  Test images turn inside
-their inscribed disc, antialiased, from 0 to 345 degrees in steps of 15.
+`octic_equal_compute.py`.  "plain, turned" has seen training images in all eight orientations.  Training and test images
+show their inscribed disc alone, inside which test images turn, antialiased, from 0 to 345 degrees in steps of 15.
 
 "worst" and "best" are accuracies of single angles, "between" is the mean of the angles that are no quarter turns, and
 "same" the share of images whose class no angle changes.
@@ -12,6 +12,7 @@ Claims: accuracies of I8 and D8 repeat every 90 degrees; between them, I8 keeps 
 """
 
 import argparse
+import functools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 from matplotlib.figure import Figure
+from ml_collections import ConfigDict
 
 from equivit.data.pixels import normalize
 from equivit.guarantees.measured import STEP, turned
@@ -70,13 +72,18 @@ def figures(options: argparse.Namespace, arm: str, chosen: Mapping[str, Any], se
     images = place / "images.npz"
     model = Model(family, row["width"], row["rule"])
     if not images.is_file():
-        held_out.prepare(octic_equal_compute.config_of(options.data, model, equal).data, images)
+        data = octic_equal_compute.config_of(options.data, model, equal).data
+        held_out.prepare(data, images, redraw=functools.partial(turned, angle=0, fill=mean_colour(data)))
     texts = [f"data.source=npz:{images}", *held_out.WHOLE, "data.split=train", f"schedule.lr={row['rate']}", *texts]
     texts += ["evaluation.suite=('accuracy',)", f"seed={seed}"]
     config = octic_equal_compute.config_of(options.data, model, equal, *texts)
     workdir = place / arm.replace(", ", "_") / f"seed_{seed}"
     several_seeds.trained(config, workdir)
     return findings.cached(workdir.with_name(f"{workdir.name}_angles.json"), lambda: at_angles(config, workdir))
+
+
+def mean_colour(data: ConfigDict) -> tuple[int, ...]:
+    return tuple(round(255 * value) for value in data.mean)
 
 
 def at_angles(config, workdir: pathlib.Path) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def at_angles(config, workdir: pathlib.Path) -> dict[str, Any]:
 
     classes = []
     for angle in ANGLES:
-        moved = turned(images, angle, tuple(round(255 * value) for value in mean))
+        moved = turned(images, angle, mean_colour(config.data))
         parts = [predict(moved[start : start + BATCH]) for start in range(0, len(moved), BATCH)]
         classes.append(np.concatenate(parts))
     jax.clear_caches()

@@ -55,16 +55,19 @@ def test_consistency_and_its_error_by_hand():
     settings = Shifts(**ALL)
     offsets, found = drawn(settings), measure(corner, **ALL)
     for number, (kind, range_) in enumerate(settings.measures):
-        share = np.zeros(len(IMAGES))
+        share, right = np.zeros(len(IMAGES)), 0
         for first, second in offsets[3 * number : 3 * number + 3]:
             for i, image in enumerate(IMAGES[..., 0]):
-                share[i] += class_by_hand(kind, image, *first[:, i]) == class_by_hand(kind, image, *second[:, i])
+                one, other = (class_by_hand(kind, image, *copy[:, i]) for copy in (first, second))
+                share[i] += one == other
+                right += int(one == LABELS[i]) + int(other == LABELS[i])
         share /= 3
         name = f"{kind}_{range_}" if range_ != (0, 3) else f"{kind}_0x3"
         assert found[name] == pytest.approx(share.mean())
         error = math.sqrt(sum((c - share.mean()) ** 2 for c in share) / 7) / math.sqrt(7)
         assert found[f"{name}_standard_error"] == pytest.approx(error)
         assert found[f"{name}_changed"] == (share < 1).sum()
+        assert found[f"{name}_top1"] == pytest.approx(right / (2 * 3 * len(IMAGES)))
     assert found["top1"] == pytest.approx((IMAGES[:, 2, 2, 0] == LABELS).mean()) and found["examples"] == 7
     assert 0 < found["zeros_full"] < 1 and found["circular_full"] != found["crop_full"]
 
@@ -80,6 +83,7 @@ def test_an_invariant_predictor_is_always_consistent():
     found = measure(brightness, **ALL | dict(kinds=("circular",)))  # counts of pixels, which circular shifts keep
     assert all(found[f"circular_{name}"] == 1.0 for name in ("quarter", "full", 2, "0x3"))
     assert all(value == 0 for name, value in found.items() if name.endswith(("_error", "_changed")))
+    assert all(value == found["top1"] for name, value in found.items() if name.endswith("_top1"))
     assert measure(brightness, **ALL)["zeros_full"] < 1  # and others do not
 
 
@@ -250,4 +254,5 @@ def test_the_suite_reads_larger_images_and_takes_their_centre(tmp_path):
     assert set(runner.scalars(results)) >= {"shift/circular_half", "shift/crop_0x4", "shift/zeros_half_standard_error"}
     text = summary.text(summary.rows({"shift": found}))
     share, error = (100 * found[f"zeros_0x4{ending}"] for ending in ("", "_standard_error"))
+    assert re.search(rf"accuracy after shifts with zeros, 0x4 +{100 * found['zeros_0x4_top1']:.1f} %", text)
     assert re.search(rf"same class after shifts with zeros, 0x4 +{share:.2f} % \+- {error:.2f} \(", text)

@@ -49,20 +49,31 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
-    """Accuracy, then one line for each kind and range."""
+    """Accuracy, then its value and the consistency for each kind and range."""
     first = ("accuracy, not shifted", f"{percent(result['top1'])} ({result['examples']} images)")
-    return [first, *((f"same class after {name}", value) for name, value in each(result))]
+    shifted = [(f"accuracy after {words(name)}", percent(result[f"{name}_top1"])) for name in names(result)]
+    return [first, *shifted, *((f"same class after {name}", value) for name, value in each(result))]
 
 
 def each(result: dict[str, Any]) -> list[Line]:
     """The results of `consistency.statistics` for each kind and range."""
     found = []
-    for name in (key.removesuffix(ERROR) for key in result if key.endswith(ERROR)):
-        kind, _, range_ = name.partition("_")
+    for name in names(result):
         share, error, changed = (result[name + ending] for ending in ("", ERROR, "_changed"))
         value = f"{100 * share:.2f} % +- {100 * error:.2f} ({changed} of {result['examples']} images change)"
-        found.append((f"{WORDS[kind]}, {range_.replace('_', ' ')}", value))
+        found.append((words(name), value))
     return found
+
+
+def names(result: dict[str, Any]) -> list[str]:
+    """The names of the kinds and ranges, such as "circular_full"."""
+    return [key.removesuffix(ERROR) for key in result if key.endswith(ERROR)]
+
+
+def words(name: str) -> str:
+    """A kind and a range in words: "circular shifts, full"."""
+    kind, _, range_ = name.partition("_")
+    return f"{WORDS[kind]}, {range_.replace('_', ' ')}"
 
 
 def batches(run: Run, settings: Shifts) -> Iterable[Batch]:
