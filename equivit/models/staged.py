@@ -13,14 +13,16 @@ A `Map` is tokens with their position on the image, which an adaptive backbone m
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit import errors
-from equivit.constraints import Below1, PositiveFloat
+from equivit.constraints import Below1, OneOf, PositiveFloat
+from equivit.layers import dense
 from equivit.layers.block import branch_path
 from equivit.layers.dropout import Key, Rate, dropout, split
 from equivit.layers.grid import Frame, Layout, check_images
@@ -66,10 +68,17 @@ class StagedTransformerConfig(AdaptiveConfig, StagedConfig):
     Attributes:
       mlp_ratio: hidden width of the MLP in units of its width.
       dropout: probability of zeroing an entry of a branch or of the input of the head, used when a key is given.
+      init: initialisation of the weights of blocks and merging (`dense.INITS`).
     """
 
     mlp_ratio: PositiveFloat = 4.0
     dropout: Below1 = 0.0
+    init: Annotated[str, OneOf(dense.INITS)] = "normal"
+
+    @property
+    def weights_init(self) -> Initializer:
+        """What draws the weights, by `init`."""
+        return dense.INITS[self.init]
 
 
 class Map(NamedTuple):

@@ -33,7 +33,7 @@ MODELS = {"swin": ("swin_t", [*SWIN, "model.patch_size=8"]), "cvt": ("cvt_13", C
 ARMS = {"ordinary": "", "ordinary, trained on shifts": "da", "adaptive": "adaptive", "adaptive, tuned": "adapted=1"}
 TUNED = 1 / 3  # of the steps
 SHARED = [f"data.image_size=({SIDE},{SIDE})", f"model.image_size=({SIDE},{SIDE})", "data.crop_ratio=1.0"]
-SHARED += ["precision=float32", "objective.mix_groups=1", "objective.label_smoothing=0.0"]
+SHARED += ["precision=float32", "model.init=xavier_uniform", "objective.mix_groups=1", "objective.label_smoothing=0.0"]
 SHARED += ["evaluation.shift.kinds=circular,zeros", "evaluation.shift.ranges=('full',12)"]
 SHARED += [*several_seeds.SMALL, *several_seeds.QUIET, "data.train_examples=20000", "data.eval_examples=4000"]
 CHOSEN = "eval/accuracy/top1"
@@ -47,7 +47,7 @@ TEXTS = dict(rate="rate", loss="training loss", late="late")
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--model", choices=MODELS, default="swin", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=3000, help="(%(default)s)")
+    parser.add_argument("--steps", type=int, default=2500, help="(%(default)s)")
     parser.add_argument("--rates", default=[1e-3, 3e-3], type=flags.each_at_least(0, float), help="(1e-3,3e-3)")
     options = parser.parse_args(arguments)
     options.workdir /= options.model

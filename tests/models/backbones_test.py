@@ -359,3 +359,16 @@ def test_bad_sizes_are_refused(name, size, message):
     m = zoo.abstract(name, **BACKBONES[name].small)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(m.pooled, images(size))
+
+
+@several([b for b in BACKBONES.values() if hasattr(zoo.configuration(b.name, **b.small), "init")])
+def test_xavier_weights_follow_the_widths(backbone):
+    """Every map of the blocks, of shortcuts and of merging is uniform in +-sqrt(6 / (inputs + outputs))."""
+    config = zoo.configuration(backbone.name, **{**backbone.small, "init": "xavier_uniform"})
+    maps = {name: a for name, a in logical.take(config.build(nnx.Rngs(0))).items() if name.endswith(".weight")}
+    assert len(maps) > 8
+    for name, weights in maps.items():
+        if name == "head.weight":
+            continue
+        bound, largest = math.sqrt(6 / sum(weights.shape[-2:])), np.abs(weights).max(axis=(-2, -1))
+        assert (largest <= bound).all() and (largest > 0.9 * bound).all(), name

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit import errors
 from equivit.kernels.attention import attend, head_by_head, side_by_side
@@ -77,14 +78,22 @@ class ConvAttention(nnx.Module):
     """
 
     def __init__(
-        self, width: int, num_heads: int, *, stride: Pair, mode: str, select: str | None = None, rngs: nnx.Rngs
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        stride: Pair,
+        mode: str,
+        select: str | None = None,
+        init: Initializer = dense.WEIGHT_INIT,
+        rngs: nnx.Rngs,
     ):
         errors.divides("ConvAttention: num_heads", num_heads, width, f"{width=}")
         self.conv_q, self.conv_k, self.conv_v = (
             NormedConv(width, width, kernel=(3, 3), stride=s, mode=mode, groups=width, rngs=rngs)
             for s in ((1, 1), stride, stride)
         )
-        self.q, self.k, self.v, self.proj = (dense.Linear(width, width, rngs=rngs) for _ in range(4))
+        self.q, self.k, self.v, self.proj = (dense.Linear(width, width, init=init, rngs=rngs) for _ in range(4))
         self.num_heads, self.stride, self.select = num_heads, stride, select
 
     def __call__(self, x: jax.Array, layout: Layout, *, train: bool = False) -> jax.Array:

@@ -145,13 +145,14 @@ class Stage(nnx.Module):
 
         def block(rngs):
             hidden, activation = round(config.mlp_ratio * width), ACTIVATIONS[config.activation]
+            init = config.weights_init
             return TokenBlock(
                 norm1=dense.LayerNorm(width, eps=config.norm_eps),
                 attention=ConvAttention(
-                    width, heads, stride=stride, mode=config.mode("pool"), select=select, rngs=rngs
+                    width, heads, stride=stride, mode=config.mode("pool"), select=select, init=init, rngs=rngs
                 ),
                 norm2=dense.LayerNorm(width, eps=config.norm_eps),
-                mlp=dense.Mlp(width, hidden, activation=activation, rngs=rngs),
+                mlp=dense.Mlp(width, hidden, activation=activation, init=init, rngs=rngs),
                 dropout=config.dropout,
             )
 

@@ -12,6 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit.kernels.attention import attend
 from equivit.kernels.convolution import around
@@ -63,9 +64,10 @@ class PoolingAttention(dense.Attention):
         adaptive: bool = False,
         select: str = "output",
         around: bool = False,
+        init: Initializer = dense.WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
-        super().__init__(width, num_heads, in_features=in_features, rngs=rngs)
+        super().__init__(width, num_heads, in_features=in_features, init=init, rngs=rngs)
         channels = width // num_heads
         self.pool_q, self.pool_k, self.pool_v = (
             DepthwiseConv(channels, kernel=KERNEL, stride=step, padding=PADDING, mode=padding, rngs=rngs)

@@ -103,13 +103,14 @@ def _block(config: Any, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:
     strides: dict[str, Any] = dict(stride=shape.stride, kv_stride=shape.kv_stride, grid=shape.grid)
     options: dict[str, Any] = dict(padding=config.mode("pool"), eps=config.norm_eps, select=config.select)
     options |= dict(adaptive="pool" in config.parts, around="position" in config.parts)
+    draw: dict[str, Any] = dict(init=config.weights_init, rngs=rngs)
     widens = shape.before != shape.width, shape.width != shape.after
     return PoolingBlock(
         norm1=norm(shape.before),
-        attention=PoolingAttention(shape.before, shape.width, shape.num_heads, **strides, **options, rngs=rngs),
-        shortcut=dense.Linear(shape.before, shape.width, rngs=rngs) if widens[0] else None,
+        attention=PoolingAttention(shape.before, shape.width, shape.num_heads, **strides, **options, **draw),
+        shortcut=dense.Linear(shape.before, shape.width, **draw) if widens[0] else None,
         norm2=norm(shape.width),
-        mlp=dense.Mlp(shape.width, round(config.mlp_ratio * shape.width), out=shape.after, rngs=rngs),
-        mlp_shortcut=dense.Linear(shape.width, shape.after, rngs=rngs) if widens[1] else None,
+        mlp=dense.Mlp(shape.width, round(config.mlp_ratio * shape.width), out=shape.after, **draw),
+        mlp_shortcut=dense.Linear(shape.width, shape.after, **draw) if widens[1] else None,
         dropout=config.dropout,
     )

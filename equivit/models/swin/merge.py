@@ -6,6 +6,7 @@ import operator
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit import errors
 from equivit.kernels.phases import Moments, at_largest, token_moments
@@ -25,9 +26,11 @@ class PatchMerging(nnx.Module):
     Shapes: [*B, h w, width] -> [*B, ceil(h / 2) ceil(w / 2), 2 width].
     """
 
-    def __init__(self, width: int, *, norm_first: bool, eps: float, rngs: nnx.Rngs):
+    def __init__(
+        self, width: int, *, norm_first: bool, eps: float, init: Initializer = dense.WEIGHT_INIT, rngs: nnx.Rngs
+    ):
         self.norm = dense.LayerNorm((4 if norm_first else 2) * width, eps=eps)
-        self.reduction = dense.Linear(4 * width, 2 * width, bias=False, rngs=rngs)
+        self.reduction = dense.Linear(4 * width, 2 * width, bias=False, init=init, rngs=rngs)
         self.norm_first = norm_first
 
     def __call__(self, x: jax.Array, grid: Pair) -> tuple[jax.Array, Pair]:

@@ -123,6 +123,7 @@ class Stage(nnx.Module):
         width, heads, window = config.widths[stage], config.num_heads[stage], config.window(stage)
         attention = WindowAttention if first else CosineWindowAttention
         torus = dict(masked="window" not in parts, around="position" in parts)
+        init = config.weights_init
 
         def block(rngs):
             norms = [dense.LayerNorm(width, eps=config.norm_eps) for _ in range(2)]
@@ -131,14 +132,15 @@ class Stage(nnx.Module):
                     norm.scale.set_value(jnp.zeros(width))
             return TokenBlock(
                 norm1=norms[0],
-                attention=attention(width, heads, window, **torus, rngs=rngs),
+                attention=attention(width, heads, window, **torus, init=init, rngs=rngs),
                 norm2=norms[1],
-                mlp=dense.Mlp(width, round(config.mlp_ratio * width), rngs=rngs),
+                mlp=dense.Mlp(width, round(config.mlp_ratio * width), init=init, rngs=rngs),
                 norm_first=first,
                 dropout=config.dropout,
             )
 
-        self.merge = PatchMerging(width // 2, norm_first=first, eps=config.norm_eps, rngs=rngs) if stage else None
+        merging = dict(norm_first=first, eps=config.norm_eps, init=init)
+        self.merge = PatchMerging(width // 2, **merging, rngs=rngs) if stage else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.nn.initializers import Initializer
 
 from equivit.kernels.attention import attend
 from equivit.kernels.product import add_bias
@@ -216,9 +217,17 @@ class WindowAttention(dense.Attention):
     QKV_BIAS = True
 
     def __init__(
-        self, width: int, num_heads: int, window: Pair, *, masked: bool = True, around: bool = False, rngs: nnx.Rngs
+        self,
+        width: int,
+        num_heads: int,
+        window: Pair,
+        *,
+        masked: bool = True,
+        around: bool = False,
+        init: Initializer = dense.WEIGHT_INIT,
+        rngs: nnx.Rngs,
     ):
-        super().__init__(width, num_heads, qkv_bias=self.QKV_BIAS, rngs=rngs)
+        super().__init__(width, num_heads, qkv_bias=self.QKV_BIAS, init=init, rngs=rngs)
         self.position = self.TABLE(window, num_heads, rngs=rngs)
         self.window, self.masked, self.around = window, masked, around
 
@@ -250,7 +259,7 @@ class CosineWindowAttention(WindowAttention):
     TABLE = ContinuousTable
     QKV_BIAS = False
 
-    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs, **options: bool):
+    def __init__(self, width: int, num_heads: int, window: Pair, *, rngs: nnx.Rngs, **options: Any):
         super().__init__(width, num_heads, window, rngs=rngs, **options)
         self.q_bias, self.v_bias = nnx.Param(jnp.zeros(width)), nnx.Param(jnp.zeros(width))
         self.logit_scale = nnx.Param(jnp.full(num_heads, math.log(10.0), float), decay=False)
