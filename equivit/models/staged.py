@@ -77,7 +77,7 @@ class StagedTransformerConfig(AdaptiveConfig, StagedConfig):
 
     @property
     def weights_init(self) -> Initializer:
-        """What draws the weights, by `init`."""
+        """The initialiser of weights that `init` names."""
         return dense.INITS[self.init]
 
 

@@ -15,6 +15,7 @@ no circular shift changes one of its classes.
 """
 
 import argparse
+import functools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -56,35 +57,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         held_out.prepare(config_of(options, "ordinary").data, images)
     rows = {}
     for arm in ARMS:
-        rows[arm] = row(options, images, arm, rows)
+        rows[arm] = row(options, images, arm, rows["ordinary"]["rate"] if rows else None)
     pairs = [(arm, "ordinary") for arm in rows if arm != "ordinary"]
     gains = several_seeds.gains(rows, pairs, list(FIGURES))
-    shown = {arm: row | dict(rate=f"{row['rate']:g}", late=f"{100 * row['late']:.1f} %") for arm, row in rows.items()}
-    several_seeds.show(shown, COLUMNS, gains, TEXTS)
+    several_seeds.show({arm: row | texts(row) for arm, row in rows.items()}, COLUMNS, gains, TEXTS)
     about = dict(model=options.model, steps=options.steps, rates=options.rates, seeds=options.seeds)
     about |= dict(overrides=[*SHARED, *MODELS[options.model][1], *options.override])
     return findings.finish(options, about | dict(rows=rows, gains=gains), claims(rows))
 
 
-def row(options: argparse.Namespace, images: pathlib.Path, arm: str, before: Mapping[str, Mapping]) -> dict:
-    """The figures of an arm: its rate chosen, then a run for each seed; `before` are the rows so far."""
+def row(options: argparse.Namespace, images: pathlib.Path, arm: str, ordinary: float | None) -> dict:
+    """The figures of an arm; `ordinary` is the rate of the ordinary runs, at which tuning begins."""
 
-    def place(arm, rate, seed, choosing):
-        split = "fit" if choosing else "train"
-        return options.workdir / arm.replace(", ", "_").replace(" ", "_") / f"{split},lr={rate},seed={seed}"
+    def begin(seed, split):
+        run = directory(options, "ordinary") / held_out.run_name(split, ordinary, seed)
+        return [f"init={run}"] if arm == "adaptive, tuned" else []
 
-    def run(rate, seed, choosing):
-        splits = ["data.split=fit", "data.eval_split=held_out"] if choosing else ["data.split=train"]
-        texts = [f"data.source=npz:{images}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
-        if arm == "adaptive, tuned":
-            texts.append(f"init={place('ordinary', before['ordinary']['rate'], seed, choosing)}")
-        return held_out.trained(config_of(options, arm, *texts), place(arm, rate, seed, choosing))
+    make, place = functools.partial(config_of, options, arm), directory(options, arm)
+    splits = dict(choosing=held_out.SPLITS, begin=begin)
+    return held_out.row(make, images, place, options, FIGURES, chosen=CHOSEN, **splits)
 
-    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, CHOSEN)
-    losses = [statistics.fmean(report["losses"][-5:]) for report in done]
-    late = statistics.fmean(held_out.late_fall(report["losses"]) or 0 for report in done)
-    found = dict(rate=rate, held_out=tried, loss=round(statistics.fmean(losses), 4), late=late)
-    return found | dict(diverged=len(options.seeds) - len(done)) | several_seeds.by_seed(done, FIGURES)
+
+def directory(options: argparse.Namespace, arm: str) -> pathlib.Path:
+    return options.workdir / arm.replace(", ", "_").replace(" ", "_")
+
+
+def texts(row: Mapping) -> dict[str, str]:
+    """The cells of TEXTS."""
+    late = statistics.fmean(fall or 0 for fall in row["late_fall"])
+    return dict(rate=f"{row['rate']:g}", loss=f"{statistics.fmean(row['loss']):.3f}", late=f"{100 * late:.1f} %")
 
 
 def claims(rows: Mapping[str, Mapping]) -> list[Claim]:

@@ -1,11 +1,13 @@
 """Learning rates chosen on held-out training images: the data, the runs, and the choice."""
 
+import argparse
 import json
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from equivit import files
 from equivit.data import loader
@@ -13,7 +15,9 @@ from equivit.training import loop
 from experiments.studies import several_seeds
 
 HELD_OUT = 0.2  # of the training images
-CHOOSING = ("data.split=fit", "data.eval_split=held_out", "evaluation.suite=('accuracy',)")
+SPLITS = ("data.split=fit", "data.eval_split=held_out")
+CHOOSING = (*SPLITS, "evaluation.suite=('accuracy',)")
+FINAL = ("data.split=train",)
 WHOLE = ("data.train_examples=None", "data.eval_examples=None")  # `prepare` has taken as many as are asked for
 
 
@@ -48,6 +52,53 @@ def prepare(
     arrays = {f"{split}_{kind}": array for split, kinds in splits.items() for kind, array in kinds.items()}
     with files.replacing(path) as unfinished:
         np.savez(unfinished, classes=np.array(classes), **arrays)
+
+
+def row(
+    config_of: Callable[..., ConfigDict],
+    images: pathlib.Path,
+    directory: pathlib.Path,
+    options: argparse.Namespace,
+    figures: Mapping[str, str],
+    *,
+    chosen: str,
+    choosing: Sequence[str] = CHOOSING,
+    final: Sequence[str] = FINAL,
+    begin: Callable[[int, str], Sequence[str]] = lambda seed, split: (),
+) -> dict:
+    """Choose the rate of an arm on held-out images, train it with every seed, and return its figures.
+
+    Args:
+      config_of: the config of the arm with more overrides.
+      images: the file of `prepare`.
+      directory: where the runs lie, each named by `run_name`.
+      options: with `rates` and `seeds`.
+      figures: the key of a report for each figure.
+      chosen: the key of a report by which the rate is chosen.
+      choosing, final: overrides of the runs that choose, and of the others; the first names the split.
+      begin: further overrides of a run with a seed on a split.
+
+    Returns:
+      "rate"; "held_out", the figure of each rate; "diverged", the number of seeds; and lists over the other seeds: the
+      values of `figures`, the "loss" at the end of training and its "late_fall".
+    """
+
+    def run(rate, seed, chooses):
+        splits = choosing if chooses else final
+        texts = [f"data.source=npz:{images}", *WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
+        config = config_of(*texts, *begin(seed, splits[0]))
+        return trained(config, directory / run_name(splits[0], rate, seed))
+
+    rate, tried, done = at_best_rate(run, options.rates, options.seeds, chosen)
+    found = dict(rate=rate, held_out=tried, diverged=len(options.seeds) - len(done))
+    found |= dict(loss=[statistics.fmean(report["losses"][-5:]) for report in done])
+    found |= dict(late_fall=[late_fall(report["losses"]) for report in done])
+    return found | several_seeds.by_seed(done, figures)
+
+
+def run_name(split: str, rate: float, seed: int) -> str:
+    """The directory of a run; `split` is the override that names its split."""
+    return f"{split},lr={rate},seed={seed}"
 
 
 def trained(config, workdir: pathlib.Path) -> dict | None:

@@ -12,6 +12,7 @@ on all training images with every seed.  All arms take as long as Jumbo's --step
 Claim (paper: +4.9 points): Jumbo, with a J-th of the rate for its MLP, is ahead of plain.
 """
 
+import functools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = {arm: row(options, images, arm, seconds) for arm in ARMS}
     pairs = [(arm, "plain") for arm in ARMS if arm != "plain"] + [("Jumbo, rate / J", "no MLP")]
     gains = several_seeds.gains(rows, pairs, list(FIGURES))
-    shown = {arm: {**row, "rate": f"{row['rate']:g}"} for arm, row in rows.items()}
+    losses = {arm: f"{statistics.fmean(row['loss']):.4f}" for arm, row in rows.items()}
+    shown = {arm: {**row, "rate": f"{row['rate']:g}", "loss": losses[arm]} for arm, row in rows.items()}
     several_seeds.show(shown, COLUMNS, gains, {"steps": "steps", "rate": "rate", "loss": "training loss"})
     about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, overrides=options.override)
     return findings.finish(options, about | dict(rows=rows, gains=gains), claims(rows, judged=len(options.seeds) > 1))
@@ -65,17 +67,10 @@ def step_seconds(options) -> dict[str, float]:
 def row(options, images: pathlib.Path, arm: str, seconds: Mapping[str, float]) -> dict:
     """The figures of an arm: its rate chosen, then a run for each seed, all as long as LONGEST's."""
     steps = round(options.steps * seconds[LONGEST] / seconds[arm])
-
-    def run(rate, seed, choosing):
-        splits = ["data.split=fit", "data.eval_split=held_out"] if choosing else ["data.split=train"]
-        overrides = [f"data.source=npz:{images}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
-        workdir = options.workdir / arm.replace(" / ", "_over_") / f"{splits[0]},lr={rate},seed={seed}"
-        return held_out.trained(config_of(options, arm, steps, *overrides), workdir)
-
-    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, PROBE)
-    last = statistics.fmean(statistics.fmean(report["losses"][-5:]) for report in done)
-    found = dict(steps=steps, step_seconds=seconds[arm], rate=rate, held_out=tried, loss=round(last, 4))
-    return found | dict(diverged=len(options.seeds) - len(done)) | several_seeds.by_seed(done, FIGURES)
+    directory = options.workdir / arm.replace(" / ", "_over_")
+    make = functools.partial(config_of, options, arm, steps)
+    found = held_out.row(make, images, directory, options, FIGURES, chosen=PROBE, choosing=held_out.SPLITS)
+    return dict(steps=steps, step_seconds=seconds[arm]) | found
 
 
 def claims(rows: Mapping[str, Mapping], judged: bool) -> list[Claim]:

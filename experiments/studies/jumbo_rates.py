@@ -14,6 +14,7 @@ at 16 by 16 pixels, of the training images): the paper expects a larger gain wit
 """
 
 import argparse
+import functools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -90,17 +91,10 @@ def step_seconds(options: argparse.Namespace, width: int) -> dict[str, float]:
 def row(options: argparse.Namespace, images: pathlib.Path, width: int, arm: str, seconds: Mapping[str, float]) -> dict:
     """The figures of an arm: its rate chosen, then a run for each seed, all as long as LONGEST's."""
     steps = round(options.steps * seconds[LONGEST] / seconds[arm])
-
-    def run(rate, seed, choosing):
-        splits = held_out.CHOOSING if choosing else ("data.split=train",)
-        overrides = [f"data.source=npz:{images}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
-        workdir = options.workdir / f"{arm}_{width}".replace(" / ", "_over_") / f"{splits[0]},lr={rate},seed={seed}"
-        return held_out.trained(_config(options, width, arm, steps, *overrides), workdir)
-
-    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, ACCURACY)
-    last = [statistics.fmean(report["losses"][-5:]) for report in done]
-    found = dict(width=width, arm=arm, steps=steps, step_seconds=seconds[arm], rate=rate, held_out=tried)
-    return found | dict(top1=[report[ACCURACY] for report in done], loss=last, diverged=len(options.seeds) - len(done))
+    directory = options.workdir / f"{arm}_{width}".replace(" / ", "_over_")
+    make = functools.partial(_config, options, width, arm, steps)
+    found = held_out.row(make, images, directory, options, {"top1": ACCURACY}, chosen=ACCURACY)
+    return dict(width=width, arm=arm, steps=steps, step_seconds=seconds[arm]) | found
 
 
 def cells(row: Mapping, rates: Sequence[float]) -> dict:

@@ -177,18 +177,11 @@ def estimate(entries: Iterable[Mapping], options: argparse.Namespace, steps: int
 
 def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argparse.Namespace) -> dict:
     """The figures of a model: its rate chosen, then a run for each seed."""
+    make = functools.partial(config_of, name, model, options)
     directory = data.parent / f"{model.family}_{model.width}"
-
-    def run(rate, seed, choosing):
-        splits = held_out.CHOOSING if choosing else ("data.split=train", "evaluation.suite=('orientation',)")
-        overrides = [f"data.source=npz:{data}", *held_out.WHOLE, *splits, f"schedule.lr={rate}", f"seed={seed}"]
-        workdir = directory / f"{splits[0]},lr={rate},seed={seed}"
-        return held_out.trained(config_of(name, model, options, *overrides), workdir)
-
-    rate, tried, done = held_out.at_best_rate(run, options.rates, options.seeds, "eval/accuracy/top1")
-    row = dict(data=name) | entry | model._asdict() | dict(model=str(model), rate=rate, held_out=tried)
-    row |= dict(diverged=len(options.seeds) - len(done), **several_seeds.by_seed(done, FIGURES))
-    return row | dict(late_fall=[held_out.late_fall(report["losses"]) for report in done])
+    final = (*held_out.FINAL, "evaluation.suite=('orientation',)")
+    found = held_out.row(make, data, directory, options, FIGURES, chosen="eval/accuracy/top1", final=final)
+    return dict(data=name) | entry | model._asdict() | dict(model=str(model)) | found
 
 
 def config_of(name: str, model: Model, options: argparse.Namespace, *overrides: str):

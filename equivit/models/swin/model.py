@@ -139,8 +139,8 @@ class Stage(nnx.Module):
                 dropout=config.dropout,
             )
 
-        merging = dict(norm_first=first, eps=config.norm_eps, init=init)
-        self.merge = PatchMerging(width // 2, **merging, rngs=rngs) if stage else None
+        before, eps = width // 2, config.norm_eps
+        self.merge = PatchMerging(before, norm_first=first, eps=eps, init=init, rngs=rngs) if stage else None
         self.blocks = Stack([(config.depths[stage], block)], remat=config.remat, unroll=config.unroll, rngs=rngs)
 
 
