@@ -20,6 +20,7 @@ PAGES = {
     "experiments/README.md": "results/index.md",
     "experiments/benchmarks/README.md": "results/benchmarks.md",
     "experiments/studies/README.md": "results/studies.md",
+    "experiments/studies/adaptive.md": "results/adaptive.md",
     "experiments/studies/depthwise.md": "results/depthwise.md",
     "experiments/studies/exactness.md": "results/exactness.md",
     "experiments/studies/initial_weights.md": "results/initial_weights.md",

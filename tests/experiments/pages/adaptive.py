@@ -1,0 +1,38 @@
+"""Figures of experiments/studies/adaptive.md."""
+
+from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread
+
+PAGE = Page("studies/adaptive")
+ADAPTIVE = {"adaptive": "adaptive", "by input": "adaptive, by input", "no token": "without adaptive patches"}
+ADAPTIVE |= {"no window": "without adaptive windows", "no merge": "without adaptive merging"}
+ADAPTIVE |= {"da": "trained on circular shifts (DA)", "adapted 0": "trained, then adapted"}
+ADAPTIVE |= {"adapted 1": "and tuned for 1 epoch", "adapted 2": "and tuned for 2 epochs"}
+
+
+@PAGE.table("model | top-1 | C-Cons | S-Cons")
+def adaptive_small_images():
+    families = dict(swin="Swin", swinv2="SwinV2", cvt="CvT", mvitv2="MViTv2")
+    rows = entry("studies/adaptive_small_images")["rows"]
+    for name in sorted(rows, key=lambda name: list(families).index(name.split(" ")[0])):
+        (family, _, variant), row = name.partition(" "), rows[name]
+        label = f"... {ADAPTIVE[variant]}" if variant else families[family]
+        yield [label, spread(row["top1"]), constant(row["circular"]), spread(row["zeros"])]
+
+
+@PAGE.table("model | upright | eight orientations | same in eight | never changes | of the decided")
+def adaptive_p4m():
+    for name, row in entry("studies/adaptive_p4m")["rows"].items():
+        counts = [f"{one:.0f}/{all_:.0f}" for one, all_ in zip(row["identical"], row["decided"], strict=True)]
+        cells = [spread(row["upright"]), spread(row["eight"]), constant(row["turned"]), constant(row["constant"])]
+        yield [name, *cells, ", ".join(counts)]
+
+
+def sentences():
+    small = "adaptive_small_images"
+    gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
+    yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
+    yield f"{gap(small, gains['swinv2'])} ({error(small, gains['swinv2'])}) for SwinV2"
+    yield f"{gap(small, gains['mvitv2'])} ({error(small, gains['mvitv2'])}) for MViTv2"
+    yield f"{gap(small, gains['cvt'])} ({error(small, gains['cvt'])}, not resolved) for CvT"
+    p4m = "p4m - plain, upright"
+    yield f"{gap('adaptive_p4m', p4m)} points below plain (standard error {error('adaptive_p4m', p4m)})"
