@@ -34,6 +34,12 @@ def equal_compute():
                     yield [label, row["family"], *numbers, spread(row["upright"]), spread(row["eight"])]
 
 
+@PAGE.table("blood cells, 24 angles | upright | between | worst angle | best angle | same")
+def octic_angles():
+    for arm, row in entry("studies/octic_angles", "blood_cells")["rows"].items():
+        yield [arm, *(spread(row[key]) for key in ("upright", "between", "worst", "best", "same"))]
+
+
 @PAGE.table("width | 96 | 128 | 192")
 def jumbo_small_images():
     found = entry("studies/jumbo_small_images")
@@ -156,6 +162,13 @@ def sentences():
     yield f"D8 is {gap(name, pairs[0])} points below plain (standard error {error(name, pairs[0])}, not resolved)"
     yield f"and {gap(name, pairs[1])} above it over the eight orientations"
     yield f"The adaptive Swin is {gap(name, pairs[2])} points ({error(name, pairs[2])}) below the ordinary one"
+    angles = (
+        ("octic_angles", "I8 - plain, between", "blood_cells"),
+        ("octic_angles", "D8 - plain, between", "blood_cells"),
+    )
+    yield "I8 is {} points above plain (standard error {}) and D8 {} ({})".format(
+        *(figure(*pair) for pair in angles for figure in (gap, error))
+    )
     pair = "equal epochs: jumbo - registers"
     yield f"Jumbo is {gap('jumbo_baselines', pair)} points ahead of registers (standard error "
     yield f"{error('jumbo_baselines', pair)}), not resolved"
