@@ -11,8 +11,8 @@ Ours and the cost: experiments/tables/jumbo/timeseries.json.
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
 branch, adds the attention scores of the previous layer, and normalises each series separately.  Our three models have
 layer norm before each branch instead; `public` also trains the public form (experiments/studies/timeseries_public.py).
-The paper does not list the parameters without weight decay: here vectors, tokens and positions.  Nor does it say how
-weights begin: here by Xavier's uniform, which like PyTorch's own follows the widths.
+The paper does not list the parameters without weight decay: here vectors, tokens and positions.  Nor does it give the
+initial weights: here Xavier's, which follow the widths as PyTorch's own do.
 
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are

@@ -49,7 +49,7 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
-    """Accuracy, then its value and the consistency for each kind and range."""
+    """The accuracy without shifts, then the accuracy and the consistency for each kind and range."""
     first = ("accuracy, not shifted", f"{percent(result['top1'])} ({result['examples']} images)")
     shifted = [(f"accuracy after {words(name)}", percent(result[f"{name}_top1"])) for name in names(result)]
     return [first, *shifted, *((f"same class after {name}", value) for name, value in each(result))]

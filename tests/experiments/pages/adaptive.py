@@ -1,8 +1,23 @@
 """Figures of experiments/studies/adaptive.md."""
 
+import statistics
+
 from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread
 
 PAGE = Page("studies/adaptive")
+LONGER = "adaptive_longer"
+
+
+@PAGE.table(
+    "Swin, 2,500 steps | best rate | top-1 | shifted | shifted, zeros | C-Cons | S-Cons | training loss", "swin"
+)
+def adaptive_longer(model: str):
+    for arm, row in entry(f"studies/{LONGER}", model)["rows"].items():
+        figures = [spread(row[key]) for key in ("top1", "shifted", "zeros")]
+        cells = [*figures, constant(row["circular"]), spread(row["standard"]), f"{statistics.fmean(row['loss']):.3f}"]
+        yield [arm, f"{row['rate']:g}", *cells]
+
+
 ADAPTIVE = {"adaptive": "adaptive", "by input": "adaptive, by input", "no token": "without adaptive patches"}
 ADAPTIVE |= {"no window": "without adaptive windows", "no merge": "without adaptive merging"}
 ADAPTIVE |= {"da": "trained on circular shifts (DA)", "adapted 0": "trained, then adapted"}

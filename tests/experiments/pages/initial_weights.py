@@ -27,6 +27,11 @@ def jumbo_from_xavier():
     yield from studies.of_arms(entry("studies/jumbo_rates", "xavier"))
 
 
+@PAGE.table("width 96, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
+def jumbo_of_width_96():
+    yield from studies.of_arms(entry("studies/jumbo_rates", "xavier_96"))
+
+
 def sentences():
     rows = {
         key: {row["family"]: row["upright"] for row in entry(EQUAL, key)["rows"] if chosen(row)}

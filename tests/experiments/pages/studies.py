@@ -65,7 +65,7 @@ def of_arms(found):
     """A row for each arm of `jumbo_rates`."""
     for row in found["rows"]:
         cells = [f"{row['rate']:g}", spread(row["top1"]), f"{statistics.fmean(row['loss']):.3f}"]
-        gain = found["gains"].get(f"{row['arm']} - registers, 48")
+        gain = found["gains"].get(f"{row['arm']} - registers, {row['width']}")
         more = f"{100 * gain['gap']:+.1f} ({100 * gain['standard_error']:.1f})" if gain else ""
         yield [row["arm"], *cells, more]
 
