@@ -11,14 +11,14 @@ Ours and the cost: experiments/tables/jumbo/timeseries.json.
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
 branch, adds the attention scores of the previous layer, and normalises each series separately.  Our three models have
 layer norm before each branch instead; `public` also trains the public form (experiments/studies/timeseries_public.py).
-The paper does not list the parameters without weight decay: here vectors, tokens and positions.  Nor does it give the
-initial weights: here Xavier's, which follow the widths as PyTorch's own do.
+The paper does not list the parameters without weight decay: here vectors, tokens and positions.
 
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are
 read from there or through aeon.  Missing data sets are skipped.
-Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), small (eleven
-sets of both archives, three of them the paper's, with 8 patches, smaller batches and four runs) or quicktest; public.
+Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), smallest (six
+small sets of both archives, with 8 patches), small (eleven, three of them the paper's, with 8 patches, Xavier's initial
+weights, smaller batches and four runs) or quicktest; public.
 """
 
 from equivit.configs import recipes
@@ -29,6 +29,7 @@ SETS = {
     "MelbournePedestrian",
     "multivariate": "Tiselac WalkingSittingStanding SpokenArabicDigits FaceDetection PhonemeSpectra LSST "
     "UWaveGestureLibrary CharacterTrajectories AsphaltPavementTypeCoordinates MotorImagery",
+    "smallest": "ItalyPowerDemand SyntheticControl BasicMotions MelbournePedestrian Adiac ECG5000",
     "small": "MelbournePedestrian Adiac SyntheticControl ItalyPowerDemand BasicMotions ECG5000 FaceAll Wafer "
     "JapaneseVowels Crop ElectricDevices",
     "quicktest": "synthetic",
@@ -42,11 +43,12 @@ def get_config(mode: str = "univariate"):
     chosen = w.sets or "univariate"
     c = sweep_config.get_base()
     c.data.names = tuple(SETS[chosen].split())
-    c.model.init = "xavier_uniform"
     if w.public:
         c.models += PUBLIC
+    if chosen in ("smallest", "small"):
+        c.patches = (8,)
     if chosen == "small":
-        c.patches, c.batch_size = (8,), 64
+        c.batch_size, c.model.init = 64, "xavier_uniform"
         c.large.names = LARGE
         c.runs.update(lr=(1e-2, 3e-3, 1e-3, 3e-4), dropout=(0.1,))
     if chosen == "quicktest":

@@ -1,5 +1,6 @@
 """Figures of experiments/studies/initial_weights.md."""
 
+import math
 import statistics
 
 from experiments.studies import several_seeds
@@ -51,6 +52,11 @@ def sentences():
     wide = gap("jumbo_rates", "no MLP - registers, 48", "xavier")
     mlp = f"{100 * gain['gap']:.1f} more (standard error {100 * gain['standard_error']:.1f})"
     yield f"The wider input of the classifier brings {wide} points, and the MLP {mlp}"
+    gains = [entry("studies/jumbo_rates", key)["gains"][f"Jumbo - registers, {w}"] for w, key in studies.XAVIER.items()]
+    narrow, wide = (100 * gain["gap"] for gain in gains)
+    yield f"Jumbo is {wide:.1f} points ahead at width 96 and {narrow:.1f} at 48"
+    both = 100 * math.hypot(*(gain["standard_error"] for gain in gains))
+    yield f"the difference of {narrow - wide:.1f} points is resolved (standard error {both:.1f})"
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
 
 

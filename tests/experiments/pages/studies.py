@@ -7,6 +7,7 @@ from tests.experiments.pages.figures import Page, constant, entry, error, gap, s
 
 PAGE = Page("studies/README")
 PROBE = "linear_probe/top1"
+XAVIER = {48: "xavier", 96: "xavier_96"}  # entries of `jumbo_rates` by width
 
 
 @PAGE.table("digits | upright | mean of eight orientations | never changes", "digits")
@@ -175,7 +176,8 @@ def sentences():
     yield f"{gap('jumbo_baselines', 'equal time: jumbo - mobilenetv4')} points behind Jumbo, resolved"
     pairs = ("Jumbo, rate / J - registers, 48", "Jumbo, rate / J - Jumbo, 48", "no MLP - registers, 48")
     own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
-    yield f"with Xavier's it is {gap('jumbo_rates', 'Jumbo - registers, 48', 'xavier')} points ahead at one rate, too"
+    widths = {width: gap("jumbo_rates", f"Jumbo - registers, {width}", key) for width, key in XAVIER.items()}
+    yield f"with Xavier's it is {widths[48]} points ahead at one rate, too, and {widths[96]} at width 96"
     yield f"Jumbo at its own rate is {own} points above registers at equal time, and {one} above Jumbo at one rate"
     yield f"without an MLP of its own the token has {wide} points"
     own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
