@@ -43,6 +43,13 @@ def adaptive_p4m():
 
 
 def sentences():
+    pairs = [f"{arm} - ordinary, top1" for arm in ("adaptive", "ordinary, trained on shifts", "adaptive, tuned")]
+    place, trained, tuned = (gap(LONGER, pair, "swin") for pair in pairs)
+    moved, of_place = "adaptive - ordinary, shifted", error(LONGER, pairs[0], "swin")
+    yield f"the adaptive model is {place} points below the ordinary one (standard error {of_place})"
+    yield f"on circularly shifted images {gap(LONGER, moved, 'swin')} above ({error(LONGER, moved, 'swin')})"
+    yield f"trained on shifts loses {trained} points in place"
+    yield f"Tuning the ordinary model leaves {tuned} points of it ({error(LONGER, pairs[2], 'swin')})"
     small = "adaptive_small_images"
     gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
     yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
