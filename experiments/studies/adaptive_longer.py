@@ -1,6 +1,6 @@
 """Why adaptive models were less accurate: Swin and CvT on CIFAR-10 at 64 px, longer, each at its best learning rate.
 
-    python -m experiments studies.adaptive_longer --source=npz:/data/cifar10.npz  # Swin
+    python -m experiments studies.adaptive_longer --source=npz:/data/cifar10.npz --entry=swin
     python -m experiments studies.adaptive_longer --source=npz:/data/cifar10.npz --model=cvt --entry=cvt
 
 `adaptive_small_images.py` trains five epochs at one rate.  Here ARMS, in the circular setting of arXiv 2305.16316,

@@ -35,7 +35,7 @@ def prepare(
       data: the `data` section of a config.
       path: the npz file.
       relabel: changes the labels of {"train": {"image", "label"}, "test": ...} in place; None keeps them.
-      redraw: uint8 images [N, H, W, C] to those of the file; None keeps them.
+      redraw: changes the uint8 images [N, H, W, C] of a split before they are written; None keeps them.
     """
     splits = {"train": several_seeds.decoded(data, data.split), "test": several_seeds.decoded(data, data.eval_split)}
     classes = loader.evaluate(data, batch_size=1).source.classes

@@ -45,11 +45,12 @@ def adaptive_p4m():
 def sentences():
     pairs = [f"{arm} - ordinary, top1" for arm in ("adaptive", "ordinary, trained on shifts", "adaptive, tuned")]
     place, trained, tuned = (gap(LONGER, pair, "swin") for pair in pairs)
-    moved, of_place = "adaptive - ordinary, shifted", error(LONGER, pairs[0], "swin")
+    moved = "adaptive - ordinary, shifted"
+    of_place, of_tuned = (error(LONGER, pair, "swin") for pair in (pairs[0], pairs[2]))
     yield f"the adaptive model is {place} points below the ordinary one (standard error {of_place})"
     yield f"on circularly shifted images {gap(LONGER, moved, 'swin')} above ({error(LONGER, moved, 'swin')})"
     yield f"trained on shifts loses {trained} points in place"
-    yield f"Tuning the ordinary model leaves {tuned} points of it ({error(LONGER, pairs[2], 'swin')})"
+    yield f"The arm tuned from the ordinary model is {tuned} points below it in place ({of_tuned})"
     small = "adaptive_small_images"
     gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
     yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
