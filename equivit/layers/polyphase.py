@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.derivatives import zero_slope
-from equivit.kernels.convolution import around
 from equivit.layers.dense import patchify
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -113,8 +112,9 @@ def embedding_norms(
     weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
     turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
     h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
-    blocks = patchify(jnp.roll(x, padding, (1, 2)), stride).reshape(len(x), h, w, math.prod(stride) * x.shape[-1])
-    products, total = _products_of_blocks(blocks, lags, (kernel.shape[0], kernel.shape[1]), stride)
+    blocks = jnp.roll(x, padding, (1, 2)).reshape(len(x), h, stride[0], w, stride[1], x.shape[-1])
+    planes = blocks.transpose(0, 2, 4, 5, 1, 3)
+    products, total = _products_of_blocks(planes, lags, (kernel.shape[0], kernel.shape[1]))
     spectrum = _spectrum(products, total, pairs, stride)
     product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
     found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
@@ -122,29 +122,30 @@ def embedding_norms(
     return jnp.sqrt(jnp.maximum(found, 0))
 
 
-def _products_of_blocks(blocks: jax.Array, lags: list[Pair], taps: Pair, stride: Pair) -> tuple[jax.Array, jax.Array]:
+def _products_of_blocks(planes: jax.Array, lags: list[Pair], taps: Pair) -> tuple[jax.Array, jax.Array]:
     """Sums of products of blocks with the blocks offset by `lags`, 0 for pixels that no kernel spans; sums of blocks.
 
-    All share one matrix product: one wide product is faster than many narrow ones.
+    All share one matrix product: one wide product is faster than many narrow ones.  Positions come last, so neighbours
+    are joined by copies of whole maps.
 
-    Shapes: [B, h, w, entries] -> [B, lags, entries, entries] and [B, entries].
+    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, lags, entries, entries] and
+    [B, entries].
     """
-    (b, h, w, entries), below, beside = blocks.shape, max(lags)[0], max(j for _, j in lags)
-    wide: Any = around(blocks, ((0, below), (beside, beside)))
-    wide = wide.reshape(*wide.shape[:-1], *stride, entries // math.prod(stride))
+    b, *stride, channels, h, w = planes.shape
+    entries = math.prod(stride) * channels
     spans = [(_met(i, taps[0], stride[0]), _met(j, taps[1], stride[1])) for i, j in lags]
     others = [
-        wide[:, i : i + h, beside + j : beside + j + w, slice(*down), slice(*right)]
+        jnp.roll(planes[:, slice(*down), slice(*right)], (-i, -j), (4, 5))
         for (i, j), (down, right) in zip(lags, spans, strict=True)
     ]
-    one = jnp.ones((b, h, w, 1), blocks.dtype)
-    joined = jnp.concatenate([*(jax.lax.collapse(other, 3) for other in others), one], -1)
-    product = jnp.einsum("bhwi,bhwj->bij", blocks, joined, precision=EXACT)
-    ends, products = np.cumsum([math.prod(other.shape[3:]) for other in others]), []
+    flat = (jax.lax.collapse(jax.lax.collapse(other, 4), 1, 4) for other in others)
+    joined = jnp.concatenate([*flat, jnp.ones((b, 1, h * w), planes.dtype)], 1)
+    product = jnp.einsum("bin,bjn->bij", planes.reshape(b, entries, h * w), joined, precision=EXACT)
+    ends, products = np.cumsum([math.prod(other.shape[1:4]) for other in others]), []
     *parts, total = jnp.split(product, ends, -1)
     for part, other, span in zip(parts, others, spans, strict=True):
         missing = [(start, size - stop) for (start, stop), size in zip(span, stride, strict=True)]
-        part = part.reshape(b, entries, *other.shape[3:])
+        part = part.reshape(b, entries, *other.shape[1:4])
         products.append(jnp.pad(part, [(0, 0), (0, 0), *missing, (0, 0)]).reshape(b, entries, entries))
     return jnp.stack(products, 1), total[..., 0]
 

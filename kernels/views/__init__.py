@@ -16,12 +16,12 @@ __all__ = ["greatest_view"]
 def greatest_view(energies: jax.Array, pixels: jax.Array, *, implementation: str = "auto") -> jax.Array:
     """The position of the largest energy; among equals, the one whose view has the greatest hash.
 
-    It follows a shift of the map to the last bit.  Which view has the greatest hash depends on the implementation.
+    It follows a shift of the map to the last bit, and is the same for each implementation.
 
     Shapes: energies [B, H, W], none negative, and hashes of pixels [B, 2, H, W] uint32 -> [B] int32, row-major.
 
     Args:
-      implementation: "reference" takes few operations, "gpu" few passes over memory; all others are "gpu" on an NVIDIA
+      implementation: "reference" takes few additions, "gpu" few copies; all others are "gpu" on an NVIDIA
         GPU, else "reference".
 
     Raises:

@@ -1,4 +1,4 @@
-"""Hashes of views in few passes over memory, and their comparison in one, for GPUs."""
+"""Hashes of views with each step over a whole map, and their comparison in one pass, for GPUs."""
 
 import functools
 import operator
@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.kernels.views.reference import mixed
-
-JOINED = 16  # strips per step: two steps span 256 pixels
-# Odd numbers, for each strip and word.
-FACTORS = np.asarray(mixed(np.arange(1, 2 * JOINED + 1, dtype=np.uint32)) | 1).reshape(JOINED, 2)
+from equivit.kernels.views.reference import FACTORS, JOINED, mixed
 
 
 def greatest_view(energies: jax.Array, pixels: jax.Array) -> jax.Array:
@@ -33,14 +29,15 @@ def _greater(one, other):
 
 
 def _blocks(hashes: jax.Array) -> jax.Array:
-    """Hashes of blocks that wrap around both axes, one from each position: [B, 2, H, W] -> [B, 2, H, W].
+    """The hashes of `reference.blocks`, [B, 2, H, W] -> [B, 2, H, W].
 
-    Each step reads and writes the map once, so it joins as many strips as two steps need at 256 pixels.
+    Each step rolls the map instead of reading a copy that repeats beyond its end.  On an H200, instructions bound a
+    step of 16 strips, and almost bound a step of 4, which takes a quarter of the time for twice the steps.
     """
     for axis in (3, 2):
         size, length = hashes.shape[axis], 1
         while length < size:
-            strips = (jnp.roll(hashes, -start, axis) for start in range(0, min(JOINED * length, size), length))
-            hashes = mixed(functools.reduce(operator.add, map(operator.mul, strips, FACTORS[:, :, None, None])))
+            strips = (jnp.roll(hashes, -j * length, axis) for j in range(JOINED))
+            hashes = mixed(functools.reduce(operator.add, map(operator.mul, strips, FACTORS.T[:, :, None, None])))
             length *= JOINED
     return hashes

@@ -1,4 +1,4 @@
-"""The greatest view of a map among equals: both forms follow every shift, and compare in order."""
+"""The greatest view of a map among equals: both forms follow every shift, compare in order and agree."""
 
 import functools
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equivit.kernels.views import greatest_view
-from equivit.kernels.views.gpu import FACTORS
+from equivit.kernels.views.reference import FACTORS, JOINED
 
 RNG = np.random.default_rng(0)
 FORMS = {name: jax.jit(functools.partial(greatest_view, implementation=name)) for name in ("reference", "gpu")}
@@ -54,10 +54,16 @@ def test_strips_of_two_kinds_of_pixels_differ(form):
     assert len(np.unique(found)) == 225
 
 
+@pytest.mark.parametrize("size", [(5, 6), (1, 17), (31, 65)], ids=str)
+def test_both_forms_agree(size):
+    energies, pixels = both(size)
+    np.testing.assert_array_equal(FORMS["gpu"](energies, pixels), FORMS["reference"](energies, pixels))
+
+
 def test_factors_keep_most_bits():
     """Strips of two kinds of pixels differ by a sum of factors, times a difference; a factor of two loses a bit."""
     sums = np.zeros((1, 2), np.uint32)
-    for pair in FACTORS[:8]:
+    for pair in FACTORS.T:
         sums = np.concatenate([sums, sums + pair, sums - pair])
     lost = np.log2((sums[1:] & -sums[1:].astype(np.int64)).astype(np.float64)).sum(1)
     print(f"{lost.max():.0f} of 64 bits")
@@ -65,7 +71,8 @@ def test_factors_keep_most_bits():
 
 
 @pytest.mark.parametrize("size", [224, 256])
-def test_gpus_hash_each_axis_in_two_steps(size):
+def test_gpus_hash_each_axis_in_four_steps(size):
     """Each step reads and writes all hashes, and mixes them by three exclusive ors."""
     energies, pixels = np.zeros((1, size, size), np.float32), np.zeros((1, 2, size, size), np.uint32)
-    assert FORMS["gpu"].lower(energies, pixels).as_text().count("stablehlo.xor") == 2 * 2 * 3
+    assert JOINED == 4
+    assert FORMS["gpu"].lower(energies, pixels).as_text().count("stablehlo.xor") == 2 * 4 * 3
