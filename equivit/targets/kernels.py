@@ -9,7 +9,7 @@ from equivit.targets.program import Array, Computation, Instruction, Program
 # Instructions that launch nothing.
 _FREE = (
     "parameter constant tuple get-tuple-element bitcast iota after-all add-dependency partition-id replica-id "
-    "optimization-barrier opt-barrier copy-done async-update async-done"
+    "optimization-barrier opt-barrier copy-done async-update async-done fusion-update fusion-done"
 )
 FREE = frozenset(_FREE.split())
 SECTOR = 32  # bytes that a GPU reads at least
@@ -58,7 +58,8 @@ def _moved_by_fusion(computation, instruction, body) -> int:
         read += round(whole * needed[parameters[number]]) if number in parameters else whole
     updates = [i for i in body.values() if i.opcode == "dynamic-update-slice"]
     saved = sum(i.bytes - body[i.operands[1]].bytes for i in updates)
-    return read + max(instruction.bytes - saved, 0)
+    *_, root = body.values()  # whose bytes are the fusion's; a `fusion-start` returns its operands too
+    return read + max(root.bytes - saved, 0)
 
 
 def _needed(body: Computation) -> dict[str, float]:
