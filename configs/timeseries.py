@@ -16,9 +16,9 @@ The paper does not list the parameters without weight decay: here vectors, token
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are
 read from there or through aeon.  Missing data sets are skipped.
-Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), smallest (six
-small sets of both archives, with 8 patches), small (eleven, three of them the paper's, with 8 patches, Xavier's initial
-weights, smaller batches and four runs) or quicktest; public.
+Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), small (eleven
+small sets of both archives, three of them the paper's, with 8 patches, Xavier's initial weights, smaller batches and
+four runs) or quicktest; public.
 """
 
 from equivit.configs import recipes
@@ -29,12 +29,11 @@ SETS = {
     "MelbournePedestrian",
     "multivariate": "Tiselac WalkingSittingStanding SpokenArabicDigits FaceDetection PhonemeSpectra LSST "
     "UWaveGestureLibrary CharacterTrajectories AsphaltPavementTypeCoordinates MotorImagery",
-    "smallest": "ItalyPowerDemand SyntheticControl BasicMotions MelbournePedestrian Adiac ECG5000",
     "small": "MelbournePedestrian Adiac SyntheticControl ItalyPowerDemand BasicMotions ECG5000 FaceAll Wafer "
     "JapaneseVowels Crop ElectricDevices",
     "quicktest": "synthetic",
 }
-LARGE = ("Crop", "ElectricDevices", "Wafer", "JapaneseVowels")  # of the small ones
+LARGE = ("Crop", "ElectricDevices", "Wafer", "JapaneseVowels")  # of the small sets
 PUBLIC = ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo")
 
 
@@ -45,10 +44,8 @@ def get_config(mode: str = "univariate"):
     c.data.names = tuple(SETS[chosen].split())
     if w.public:
         c.models += PUBLIC
-    if chosen in ("smallest", "small"):
-        c.patches = (8,)
     if chosen == "small":
-        c.batch_size, c.model.init = 64, "xavier_uniform"
+        c.batch_size, c.patches, c.model.init = 64, (8,), "xavier_uniform"
         c.large.names = LARGE
         c.runs.update(lr=(1e-2, 3e-3, 1e-3, 3e-4), dropout=(0.1,))
     if chosen == "quicktest":

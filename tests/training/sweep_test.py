@@ -217,9 +217,9 @@ def test_modes_and_large_sets():
     config = configs.load("configs/timeseries.py:multivariate", schema=sweep_config.SCHEMA)
     assert len(config.data.names) == 10 and sweep_config.epochs(config, "LSST") == 100
     assert sweep_config.epochs(config, "Tiselac") == 20
-    for mode, sets in (("smallest,public", 6), ("small,public", 11)):
+    for mode, models in (("small", 3), ("small,public", 6)):
         config = configs.load(f"configs/timeseries.py:{mode}", schema=sweep_config.SCHEMA)
-        assert len(config.data.names) == sets and len(config.models) == 6 and config.patches == (8,)
+        assert len(config.data.names) == 11 and len(config.models) == models and config.patches == (8,)
     assert config.model.init == "xavier_uniform"
     with pytest.raises(ValueError, match="mode='univarate' is not one of .*; the nearest is 'univariate'"):
         configs.load("configs/timeseries.py:univarate", schema=sweep_config.SCHEMA)
