@@ -1,4 +1,7 @@
-"""Every full configuration is built abstractly and its step lowered for eight devices; tests/recipes runs others."""
+"""Every full configuration is built abstractly, and a step of each file lowered for eight devices.
+
+tests/recipes runs small ones.
+"""
 
 import math
 import pathlib
@@ -61,8 +64,15 @@ FULL = {
 OURS = {"cifar.py:10,H8": 3.02, "cifar.py:100,D8": 0.73, "mae.py:I8": 52.00, "mae.py:jumbo,D8": 19.42}
 
 
+EVERY = {**FULL, **OURS}
+# Tracing a full model takes seconds: of each file one mode is lowered, and others whose programs differ in more than
+# sizes and groups.
+LOWERED = {name.partition(":")[0]: name for name in reversed(EVERY)}.values()
+LOWERED = {*LOWERED, "octic_h.py:D8", "mae.py:L,jumbo,fork", "mae.py:I8"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name,millions", {**FULL, **OURS}.items())
+@pytest.mark.parametrize("name,millions", EVERY.items())
 def test_full_configuration(name, millions):
     config = configs.load(str(ROOT / name))
     classes = config.model.get("num_classes", 1000)
@@ -80,6 +90,8 @@ def test_full_configuration(name, millions):
         if config.objective.name == "dinov2":  # student, teacher and moments
             shares = [math.prod(a.sharding.shard_shape(a.shape)) for a in jax.tree.leaves(run.abstract)]
             assert sum(shares) <= sum(a.size for a in jax.tree.leaves(run.abstract)) / 7
+        if name not in LOWERED:
+            return
         objective = build.make_objective(config)
         entries = dict(entries=objective.entries, transform=objective.transform_of(config))
         batch = loader.shapes(config.data, config.batch_size, channels=3, **entries)
