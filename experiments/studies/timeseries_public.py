@@ -2,7 +2,7 @@
 
     python -m experiments studies.timeseries_public  # reads the JSON file
     python -m experiments studies.timeseries_public --directory=/data/ucr --output=mine.json  # 33 sweeps of 4 runs
-    python -m experiments studies.timeseries_public --config=configs/timeseries.py:small,public --directory=/data/ucr
+    python -m experiments studies.timeseries_public --config=configs/timeseries.py:small,public --output=mine.json
 
 The paper "closely follows" PatchTST.  Public PatchTST has batch norms after each branch, residual attention and series
 normalised one by one; ours has layer norms before each branch.  A model is trained plain, with registers and with a

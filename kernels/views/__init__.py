@@ -21,8 +21,8 @@ def greatest_view(energies: jax.Array, pixels: jax.Array, *, implementation: str
     Shapes: energies [B, H, W], none negative, and hashes of pixels [B, 2, H, W] uint32 -> [B] int32, row-major.
 
     Args:
-      implementation: "reference" takes few additions, "gpu" few copies; all others are "gpu" on an NVIDIA
-        GPU, else "reference".
+      implementation: "reference" takes few additions, "gpu" few copies; all others are "gpu" on an NVIDIA GPU, else
+        "reference".
 
     Raises:
       ValueError: an unknown implementation.
