@@ -66,18 +66,18 @@ BUDGETS = {
     "colabs": 219,
     "parity": 167,
     "recipes": 131,
-    "experiments": 169,
+    "experiments": 182,
     "layers": 80,
     "evaluation": 101,
     "depthwise": 24,
     "objectives": 104,
-    "data": 32,
-    "fuzz": 31,
+    "data": 36,
+    "fuzz": 22,
     "pretrained": 36,
     "symmetry": 18,
     "guarantees": 12,
     "targets": 1,
-    "": 337,  # the modules beside the folders
+    "": 301,  # the modules beside the folders
 }
 # What takes longest begins first, so that no process is left alone with it.
 FIRST = (
