@@ -31,8 +31,8 @@ def _greater(one, other):
 def _blocks(hashes: jax.Array) -> jax.Array:
     """The hashes of `reference.blocks`, [B, 2, H, W] -> [B, 2, H, W].
 
-    Each step rolls the map instead of reading a copy that repeats beyond its end.  On an H200, instructions bound a
-    step of 16 strips; one of 4 has less than a third of them, and there are twice as many steps.
+    Each step rolls the map instead of reading a copy that repeats beyond its end.  Instructions, not bytes, seem to
+    bound it on an H200: a step of 16 strips would have more than three times as many, for half of the steps.
     """
     for axis in (3, 2):
         size, length = hashes.shape[axis], 1
