@@ -72,7 +72,7 @@ BUDGETS = {
     "depthwise": 24,
     "objectives": 104,
     "data": 36,
-    "fuzz": 22,
+    "fuzz": 31,
     "pretrained": 36,
     "symmetry": 18,
     "guarantees": 12,
