@@ -2,7 +2,7 @@
 
 Jumbo, Section 4.5 and Appendix A.3.2: best test accuracy with 8 patches, plain / registers / Jumbo: ElectricDevices
 89.0 / 88.8 / 90.1 %, Crop 80.9 / 81.2 / 82.0 %, MelbournePedestrian 92.1 / 91.5 / 91.0 %; all in its Tables 13 and 14.
-Ours and the cost: experiments/tables/jumbo/timeseries.json.
+Ours: experiments/tables/jumbo/timeseries.json; every run and its cost: experiments/studies/timeseries_public.json.
 
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
