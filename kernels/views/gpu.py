@@ -32,7 +32,7 @@ def _blocks(hashes: jax.Array) -> jax.Array:
     """The hashes of `reference.blocks`, [B, 2, H, W] -> [B, 2, H, W].
 
     Each step rolls the map instead of reading a copy that repeats beyond its end.  Instructions, not bytes, seem to
-    bound it on an H200: a step of 16 strips would have more than three times as many, for half of the steps.
+    bound it on an H200, and 16 strips in half as many steps would take more of them.
     """
     for axis in (3, 2):
         size, length = hashes.shape[axis], 1

@@ -170,6 +170,8 @@ def sentences():
     yield "I8 is {} points above plain (standard error {}) and D8 {} ({})".format(
         *(figure(*pair) for pair in angles for figure in (gap, error))
     )
+    yield from series_sentences()
+    yield from corruption_sentences()
     pair = "equal epochs: jumbo - registers"
     yield f"Jumbo is {gap('jumbo_baselines', pair)} points ahead of registers (standard error "
     yield f"{error('jumbo_baselines', pair)}), not resolved"
@@ -198,3 +200,32 @@ def sentences():
     name = "octic_equal_compute"
     for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
         yield f"{gap(name, f'{data}, upright: {model}, equal step time, minus plain', key)} "
+
+
+def series_sentences():
+    sweeps = entry("studies/timeseries_public")["sweeps"].values()
+    rates = [(sweep["best"]["lr"], [run["lr"] for run in sweep["runs"]]) for sweep in sweeps]
+    edges = sum(best in (min(grid), max(grid)) for best, grid in rates)
+    yield f"In {edges} of {len(rates)} sweeps the best rate lies at the edge"
+    tests = {(sweep["data"], sweep["model"]): 100 * sweep["best"]["test"] for sweep in sweeps}
+    adiac = (tests["Adiac", f"patchtst{kind}"] for kind in ("", "_registers", "_jumbo"))
+    yield "plain {:.1f}, registers {:.1f}, Jumbo {:.1f}".format(*adiac)
+    devices = [value for (data, _), value in tests.items() if data == "ElectricDevices"]
+    yield f"On ElectricDevices they reach {min(devices):.0f} to {max(devices):.0f} %"
+    losses = [run["test_loss"] for sweep in sweeps if sweep["data"] == "ElectricDevices" for run in sweep["runs"]]
+    yield f"Test losses there are {min(losses):.1f} to {max(losses):.1f}"
+
+
+def corruption_sentences():
+    runs = entry("studies/jumbo_sar")["runs"]
+
+    def mean(kind, key):
+        return statistics.fmean(found[key] for name, (found,) in runs[kind].items() if name != "clean")
+
+    plain = {kind: 100 * mean(kind, "unadapted_top1") for kind in runs}
+    yield f"Jumbo has {plain['Jumbo']:.1f} % in the mean and registers {plain['Registers']:.1f}"
+    clean = (100 * runs[kind]["clean"][0]["unadapted_top1"] for kind in ("Jumbo", "Registers"))
+    yield "on clean images they have {:.1f} and {:.1f}".format(*clean)
+    assert all(abs(100 * mean(kind, "top1") - plain[kind]) < 0.1 for kind in runs)
+    yield "SAR changes neither mean by more than 0.1 points"
+    yield f"Jumbo is confident about {100 * mean('Jumbo', 'kept'):.0f} % of the images and registers about none"
