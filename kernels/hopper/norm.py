@@ -58,6 +58,8 @@ def forward(
     """
     (_, rows, c), padding = lines.shape, ((0, 0), (0, -lines.shape[1] % ROWS), (0, 0))
     lines, planes = jnp.pad(lines, padding), jnp.pad(planes, padding)
+    # One array, as XLA copies each vector of a stack of blocks in a kernel of its own.
+    vectors = jnp.concatenate([a.reshape(-1, c).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)])
     m = lines.shape[1]
     count = m // ROWS
     blocks = min(count, MULTIPROCESSORS * BLOCKS)
@@ -69,9 +71,9 @@ def forward(
             plgpu.SMEM((SLOTS, 2, ROWS, 2, c), lines.dtype),
             plgpu.SMEM((4, ROWS, c), dtype),
             plgpu.SMEM((2, ROWS, 2, c), dtype),
-            *(plgpu.SMEM((k, c), jnp.float32) for k in (4, 2, 1)),
+            plgpu.SMEM(vectors.shape, jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
-            plgpu.Barrier(num_arrivals=3),
+            plgpu.Barrier(num_arrivals=1),
         ],
         grid=(blocks,),
         grid_names=("block",),
@@ -81,11 +83,7 @@ def forward(
             unsafe_no_auto_barriers=True,  # safe: only TMA's threads and `commit_smem` order accesses to shared memory
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(
-        lines,
-        planes.reshape(2, m, 2, c),
-        *(a.reshape(-1, c).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)),
-    )
+    )(lines, planes.reshape(2, m, 2, c), vectors)
     return y_lines[:, :rows], y_planes.reshape(2, m, 2 * c)[:, :rows]
 
 
@@ -139,10 +137,9 @@ class Tiles(NamedTuple):
 
 
 def _body(norm, count, blocks, *refs):
-    sources, parameters, (y_lines, y_planes), scratch = refs[:2], refs[2:5], refs[5:7], refs[7:]
-    *slots, out_lines, out_planes, scale_lines, scale_planes, bias, loaded, ready = scratch
+    sources, parameters, (y_lines, y_planes), scratch = refs[:2], refs[2], refs[3:5], refs[5:]
+    *slots, out_lines, out_planes, vectors, loaded, ready = scratch
     tiles = Tiles(ROWS, count, blocks, sources, slots, loaded)
-    vectors = scale_lines, scale_planes, bias
 
     def normalise(tile, rows):
         lines, planes = tile
@@ -152,8 +149,7 @@ def _body(norm, count, blocks, *refs):
             ref[...] = value.astype(ref.dtype)
         store((out_lines, out_planes), (y_lines, y_planes), rows)
 
-    for source, target in zip(parameters, vectors, strict=True):
-        plgpu.copy_gmem_to_smem(source, target, ready)
+    plgpu.copy_gmem_to_smem(parameters, vectors, ready)
     tiles.start()
     plgpu.barrier_wait(ready)
     tiles.visit(normalise)
@@ -171,19 +167,14 @@ def store(tile: Sequence[Ref], results: Sequence[Ref], rows: Any) -> None:
         plgpu.copy_smem_to_gmem(source, target.at[:, rows], commit_group=source is tile[-1])
 
 
-def _normalised(norm, lines, planes, parameters):
+def _normalised(norm, lines, planes, vectors):
     """The `components` of a tile, normalised, [rows, C] each."""
-    rows, c = lines.shape[1:]
     values = centred(lines, planes)
     inverse = inverse_deviation(values, norm)
-    scale_lines, scale_planes, bias = parameters
-
-    def over_rows(x):
-        return jax.lax.broadcast_in_dim(x, (rows, c), (1,))
-
-    scales = [over_rows(scale_lines[i]) for i in range(4)] + [over_rows(scale_planes[i % 2]) for i in range(4)]
+    *scales, bias = (jax.lax.broadcast_in_dim(vectors[i], lines.shape[1:], (1,)) for i in range(len(vectors)))
+    scales += scales[4:]  # both rows of E have the same
     results = [x * inverse * scale for x, scale in zip(values, scales, strict=True)]
-    return results[0] + over_rows(bias[0]), *results[1:]
+    return results[0] + bias, *results[1:]
 
 
 def centred(lines: Ref, planes: Ref) -> list[jax.Array]:

@@ -87,7 +87,8 @@ def forward(
     m, (_, f, c) = x_lines.shape[1], w_lines.shape
     padding = (0, 0), (0, -m % 8), (0, 0)
     tile = tile or default_tile(f, c, x_lines.dtype)
-    vectors = [a.reshape(-1, a.shape[-1]).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)]
+    # One array, as XLA copies each vector of a stack of blocks in a kernel of its own.
+    vectors = jnp.concatenate([a.ravel().astype(jnp.float32) for a in (scale_lines, scale_planes, bias)])
     x, h = ([jnp.pad(a, padding) for a in field] for field in ((x_lines, x_planes), (h_lines, h_planes)))
     y_lines, y_planes = _whole_tiles(tile, x, h, (w_lines, w_planes), vectors)
     return y_lines[:, :m], y_planes[:, :m]
@@ -125,7 +126,7 @@ def _whole_tiles(tile, x, h, weights, vectors):
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and write what they alone read
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(*x, *h, *weights, *vectors)
+    )(*x, *h, *weights, vectors)
 
 
 class _Tiles(NamedTuple):
@@ -168,7 +169,7 @@ class _Tiles(NamedTuple):
 
 
 def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs):
-    (scale_lines, scale_planes, bias), (y_lines, y_planes), scratch = refs[:3], refs[3:5], refs[5:]
+    vectors, (y_lines, y_planes), scratch = refs[0], refs[1:3], refs[3:]
     h_smem, w_smem, x_smem, vectors_smem, x_loaded, loaded, consumed = scratch
     width, depth, slots = tiles.tile
     warpgroup = jax.lax.axis_index("warpgroup")
@@ -191,13 +192,14 @@ def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs)
 
     def compute(n, planes, component, row, column):
         x_tile, (scale_tile, bias_tile) = x_smem.at[warpgroup], (vectors_smem.at[warpgroup, i] for i in range(2))
-        x, y, scale = (x_planes, y_planes, scale_planes) if planes else (x_lines, y_lines, scale_lines)
+        x, y = (x_planes, y_planes) if planes else (x_lines, y_lines)
+        scale, bias = (4 if planes else component) * tiles.columns + column, 6 * tiles.columns + column % tiles.columns
         window = component, pl.ds(row + warpgroup * ROWS, ROWS), pl.ds(column * width, width)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
         load = functools.partial(plgpu.copy_gmem_to_smem, barrier=x_loaded.at[warpgroup])
         load(x.at[window], x_tile)
-        load(scale.at[0 if planes else component, window[-1]], scale_tile)
-        load(bias.at[0, pl.ds(column % tiles.columns * width, width)], bias_tile)
+        load(vectors.at[pl.ds(scale * width, width)], scale_tile)
+        load(vectors.at[pl.ds(bias * width, width)], bias_tile)
         steps = tiles.steps * (1 + planes)
         sums = _contract(steps, tiles.before(n), h_smem, w_smem, loaded, consumed, warpgroup)
         plgpu.barrier_wait(x_loaded.at[warpgroup])
