@@ -23,6 +23,7 @@ FILTERING = {
 }
 
 
+@functools.partial(jax.jit, static_argnames="padding")  # traced once for all maps of a shape
 def at_largest(
     x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array]:

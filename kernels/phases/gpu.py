@@ -15,6 +15,7 @@ from equivit.kernels.phases.reference import Affine, Maps, Pair, affine_of, chos
 Sample = tuple[jax.Array, jax.Array, jax.Array]  # number, mean, squared deviations from the mean
 
 
+@functools.partial(jax.jit, static_argnames="padding")  # traced once for all maps of a shape, as `pool` is
 def at_largest(x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: Pair) -> tuple[jax.Array, jax.Array]:
     """The phase with the largest norm, [B, h/2, w/2, D], and the norms [B, 4]."""
     return chosen_of(_folded(x, kernel, padding), bias, moments)
@@ -42,6 +43,7 @@ def _placed(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
     return jnp.pad(x, [(before, after) if i == axis else (0, 0) for i in range(x.ndim)])
 
 
+@functools.partial(jax.jit, static_argnames=("stride", "padding"))
 def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, padding: Pair) -> tuple[Maps, jax.Array]:
     """The phase with the largest norm, [B, heads, H / sh, W / sw, C] for each map, and the norms [B, sh sw]."""
 

@@ -10,6 +10,7 @@ import numpy as np
 from equivit.kernels.views.reference import FACTORS, JOINED, mixed
 
 
+@jax.jit  # traced once for all maps of a shape
 def greatest_view(energies: jax.Array, pixels: jax.Array) -> jax.Array:
     """The position [B] of the largest energy with the greatest hash of its view."""
     hashes = jax.lax.collapse(_blocks(pixels), 2)

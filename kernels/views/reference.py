@@ -16,6 +16,7 @@ FACTORS = np.array(
 JOINED = FACTORS.shape[1]  # strips per step; with 2 it takes twice the time
 
 
+@jax.jit  # traced once for all maps of a shape
 def greatest_view(energies: jax.Array, pixels: jax.Array) -> jax.Array:
     """The position [B] of the largest energy with the greatest hash of its view."""
     energies = jax.lax.collapse(energies, 1)
