@@ -21,7 +21,7 @@ WORKDIR ?= runs/quickstart
 MINUTES ?= 10
 JAX2ONNX = jax2onnx>=0.17.1,<0.18
 
-.PHONY: quickstart install-export test run-tests test-rest test-all coverage docs notebooks package-test fuzz soak lint clean
+.PHONY: quickstart install-export test run-tests test-rest test-recipes test-others test-all coverage docs notebooks package-test fuzz soak lint clean
 
 # On Linux: large arrays in large pages, and memory stays with the process.  Otherwise each training step on a CPU gets
 # its memory anew from the kernel, page by page.  (Not arena_max=1: octic steps are slower with it.)
@@ -40,13 +40,16 @@ else
 	$(PYTEST) --dist loadscope --no-loadscope-reorder $(TESTS)
 endif
 
-# Recipes run on one virtual device, for which programs compile faster than for eight.  Order and budgets of the others:
-# tests/conftest.py.  Where the recipes fail, the others run too.
-test-rest: $(VENV)/.installed-dev $(VENV)/.installed-export
-	@status=0; set -x; \
-	EQUIVIT_DEVICES=1 $(PYTEST) --dist load --part rest tests/recipes || status=$$?; \
-	$(PYTEST) --dist loadscope --no-loadscope-reorder --part rest --ignore=tests/recipes tests || status=$$?; \
-	exit $$status
+# Order and budgets of the tests: tests/conftest.py.  Where the recipes fail, the others run too.
+test-rest:
+	$(MAKE) --keep-going test-recipes test-others
+
+# On one virtual device, for which programs compile faster than for eight.
+test-recipes: $(VENV)/.installed-dev $(VENV)/.installed-export
+	EQUIVIT_DEVICES=1 $(PYTEST) --dist load --part rest tests/recipes
+
+test-others: $(VENV)/.installed-dev $(VENV)/.installed-export
+	$(PYTEST) --dist loadscope --no-loadscope-reorder --part rest --ignore=tests/recipes tests
 
 test-all: $(VENV)/.installed-dev
 	@test -d "$(EQUIVIT_PARITY)" || { echo "test-all: EQUIVIT_PARITY='$(EQUIVIT_PARITY)' is not a directory of reference files; set it, or run make test."; exit 1; }

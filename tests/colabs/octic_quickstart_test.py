@@ -1,12 +1,9 @@
 """The notebook on octic ViTs."""
 
-import pytest
-
 from tests.colabs import notebook
 
 
 @notebook.LEAVES_SOCKETS
-@pytest.mark.quick
 def test_it_runs_and_shows_the_symmetry():
     text = notebook.run("octic_quickstart")
     assert "plain ViT: octic element 'r'" in text

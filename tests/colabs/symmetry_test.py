@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
+
 from tests.colabs import notebook
 
 
 @notebook.LEAVES_SOCKETS
+@pytest.mark.quick
 def test_it_runs_and_names_the_blocks_where_symmetries_break():
     text = notebook.run("symmetry", short=True)
     found = re.findall(r"^    (octic|shift) +(holds|breaks first at [\w ]*\w)", text, re.MULTILINE)

@@ -27,6 +27,7 @@ CONFIG = "tests/training/run_config.py"
 IMAGES = (
     "images.npz"  # beside the runs; scikit-learn's digits would take each process, and each worker, a second longer
 )
+ALONE = "--config.data.workers=0"
 SECONDS = 3600  # after which a run hangs, on any machine
 
 
@@ -83,7 +84,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def uninterrupted(place):
     workdir = place / "whole"
-    output, status = finish(start(workdir))
+    output, status = finish(start(workdir, ALONE))
     assert status == 0, output
     return workdir, output
 
@@ -105,7 +106,10 @@ def test_a_run_says_what_it_does_and_leaves_its_results(uninterrupted):
 
 @pytest.mark.slow
 def test_stopped_killed_and_resumed_equals_uninterrupted(uninterrupted):
-    """In the first epoch (22 steps), with 2 workers, random augmentation, mixup, accumulation and EMA."""
+    """In the first epoch (22 steps), with 2 workers, random augmentation, mixup, accumulation and EMA.
+
+    The uninterrupted run has no workers, whose number changes nothing.
+    """
     whole, workdir = uninterrupted[0], uninterrupted[0].with_name("stopped")
     output, status = finish(start(workdir, send=signal.SIGINT, at=12))
     assert status == 130 and "Ctrl-C: saved" in output and "Traceback" not in output, output

@@ -80,11 +80,11 @@ def test_claims():
 
 
 def test_whole_models_forward_and_in_training(tmp_path, monkeypatch, python):
-    """On models of two tiny blocks; claims are of the right rows."""
+    """On a model of two tiny blocks; claims are of the right rows."""
     monkeypatch.setattr(compiled_models, "parameters", lambda name, **fields: 3)
-    monkeypatch.setattr(model_cpu, "MODELS", {"plain": ("vit", TINY), "D8": ("octic_vit", dict(TINY, family="D8"))})
+    monkeypatch.setattr(model_cpu, "MODELS", {"D8": ("octic_vit", dict(TINY, family="D8"))})
     output = tmp_path / "out.json"
-    options = ["--sizes=ti", "--types=bfloat16", "--models=plain,D8", "--batch=2", "--image_size=32", "--runs=1"]
+    options = ["--sizes=ti", "--types=bfloat16", "--models=D8", "--batch=2", "--image_size=32", "--runs=1"]
     assert model_cpu.main([f"--output={output}", f"--peer={python}", "--warmup=0", *options]) == 0
     rows = json.loads(output.read_text())["main"]["rows"]
     assert [(row["task"], row["timm"]) for row in rows] == [("forward", 500.0), ("training", 500.0)]
