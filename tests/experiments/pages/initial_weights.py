@@ -5,7 +5,7 @@ import statistics
 
 from experiments.studies import several_seeds
 from tests.experiments.pages import studies
-from tests.experiments.pages.figures import Page, entry, gap, spread
+from tests.experiments.pages.figures import Page, entry, error, gap, spread
 
 PAGE = Page("studies/initial_weights")
 EQUAL = "studies/octic_equal_compute"
@@ -33,6 +33,11 @@ def jumbo_of_width_96():
     yield from studies.of_arms(entry("studies/jumbo_rates", "xavier_96"))
 
 
+@PAGE.table("512 clusters, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
+def clusters_from_xavier():
+    yield from studies.of_arms(entry("studies/jumbo_rates", "clusters_xavier"))
+
+
 def sentences():
     rows = {
         key: {row["family"]: row["upright"] for row in entry(EQUAL, key)["rows"] if chosen(row)}
@@ -57,7 +62,38 @@ def sentences():
     yield f"Jumbo is {wide:.1f} points ahead at width 96 and {narrow:.1f} at 48"
     both = 100 * math.hypot(*(gain["standard_error"] for gain in gains))
     yield f"the difference of {narrow - wide:.1f} points is resolved (standard error {both:.1f})"
+    shares = [share_of_registers(key) for key in ("clusters_xavier", "xavier")]
+    yield "ahead by {:.0f} % of registers' accuracy, and by {:.0f} % with ten classes".format(*shares)
+    arms = {row["arm"]: row["top1"] for row in entry("studies/jumbo_rates", "clusters_xavier")["rows"]}
+    gain = several_seeds.difference(arms["no MLP"], arms["Jumbo"])
+    more = f"{100 * gain['gap']:.1f} points more (standard error {100 * gain['standard_error']:.1f})"
+    yield f"without one the token has {more}, not resolved"
+    yield from baselines()
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
+
+
+def baselines():
+    name, pairs = "jumbo_baselines", [f"equal {what}: jumbo - registers" for what in ("epochs", "time")]
+    jumbo, registers = (entry(f"studies/{name}", "xavier")["rows"][model] for model in ("jumbo", "registers"))
+    epochs, time = (spread(registers[f"equal {what}"]) for what in ("epochs", "time"))
+    yield f"Jumbo has {spread(jumbo['equal epochs'])} and registers {epochs}, {time} in equal time"
+    (first, of_first), (second, of_second) = (
+        (gap(name, pair, "xavier"), error(name, pair, "xavier")) for pair in pairs
+    )
+    yield f"{first} points ahead (standard error {of_first}), and {second} ({of_second}) in equal time, both resolved"
+    three = several_seeds.difference(jumbo["equal epochs"][:3], registers["equal epochs"][:3])
+    yield f"Three seeds gave {100 * three['gap']:.1f} ({100 * three['standard_error']:.1f})"
+    baselines = {key: row["equal time"] for key, row in entry(f"studies/{name}")["rows"].items()}
+    ahead = several_seeds.difference(baselines.pop("shvit"), jumbo["equal time"])
+    yield f"by {100 * ahead['gap']:.1f} points ({100 * ahead['standard_error']:.1f})"
+    assert all(statistics.fmean(values) < statistics.fmean(jumbo["equal time"]) for values in baselines.values())
+
+
+def share_of_registers(key: str) -> float:
+    """Jumbo's gain at width 48, in percent of the accuracy of registers."""
+    found = entry("studies/jumbo_rates", key)
+    registers = next(row["top1"] for row in found["rows"] if row["arm"] == "registers")
+    return 100 * found["gains"]["Jumbo - registers, 48"]["gap"] / statistics.fmean(registers)
 
 
 def chosen(row) -> bool:
