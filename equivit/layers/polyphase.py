@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.derivatives import zero_slope
+from equivit.kernels.neighbours import neighbours
 from equivit.layers.dense import patchify
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
@@ -134,10 +135,7 @@ def _products_of_blocks(planes: jax.Array, lags: list[Pair], taps: Pair) -> tupl
     b, *stride, channels, h, w = planes.shape
     entries = math.prod(stride) * channels
     spans = [(_met(i, taps[0], stride[0]), _met(j, taps[1], stride[1])) for i, j in lags]
-    others = [
-        jnp.roll(planes[:, slice(*down), slice(*right)], (-i, -j), (4, 5))
-        for (i, j), (down, right) in zip(lags, spans, strict=True)
-    ]
+    others = neighbours(planes, lags, spans)
     flat = (jax.lax.collapse(jax.lax.collapse(other, 4), 1, 4) for other in others)
     joined = jnp.concatenate([*flat, jnp.ones((b, 1, h * w), planes.dtype)], 1)
     product = jnp.einsum("bin,bjn->bij", planes.reshape(b, entries, h * w), joined, precision=EXACT)
