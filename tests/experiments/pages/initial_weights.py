@@ -67,7 +67,7 @@ def sentences():
     arms = {row["arm"]: row["top1"] for row in entry("studies/jumbo_rates", "clusters_xavier")["rows"]}
     gain = several_seeds.difference(arms["no MLP"], arms["Jumbo"])
     more = f"{100 * gain['gap']:.1f} points more (standard error {100 * gain['standard_error']:.1f})"
-    yield f"without one the token has {more}, not resolved"
+    yield f"not resolved: without one the token has {more}"
     yield from baselines()
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
 
