@@ -1,8 +1,8 @@
 """Operations with platform-specific implementations, one folder each.
 
 `reference.py` is the equation in plain jnp and defines what is right.  `gpu.py` has kernels for Hopper GPUs (Pallas,
-Mosaic GPU), calls cuDNN, or has a jnp form for XLA:GPU; `tpu.py` has kernels for TPUs (Pallas, Mosaic), and `cpu.py`
-has a jnp form for XLA:CPU.
+Mosaic GPU), calls cuDNN, or has a jnp form for XLA:GPU; `tpu.py` has kernels for TPUs (Pallas, Mosaic) or a jnp form
+for XLA:TPU, and `cpu.py` has a jnp form for XLA:CPU.
 The operation itself, in `__init__.py`, checks its arguments and chooses the implementation.  `implementation="auto"`
 chooses when a program is lowered, among kernels that have run on such a chip.  `using` changes what "auto" means
 (`dispatch.py`).
