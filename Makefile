@@ -15,6 +15,7 @@ PROCESSES ?= 3
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $(p))))
 RUN = $(VENV)/bin/python
+PIP ?= $(RUN) -m pip
 TESTS ?= tests
 PYTEST = $(RUN) -m pytest -n $(PROCESSES)
 WORKDIR ?= runs/quickstart
@@ -91,21 +92,21 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(PIP) install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PIP) install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/.installed
 
 # In two steps, for the reason that requirements-export.txt gives.
 $(VENV)/.installed-export: requirements-export.txt | $(VENV)/.installed
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-export.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "$(JAX2ONNX)"
+	$(PIP) install --quiet --disable-pip-version-check -r requirements-export.txt
+	$(PIP) install --quiet --disable-pip-version-check --no-deps "$(JAX2ONNX)"
 	@touch $@
 
 $(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	$(PIP) install --quiet --disable-pip-version-check -r requirements-docs.txt
 	@touch $@
 
 clean:

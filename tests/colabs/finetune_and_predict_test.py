@@ -7,7 +7,7 @@ from tests.colabs import notebook
 
 @notebook.LEAVES_SOCKETS
 def test_it_runs_and_predictions_are_as_good_as_the_evaluation_says():
-    text = notebook.run("finetune_and_predict", short=True)
+    text = notebook.run("finetune_and_predict")
     evaluated, predicted = map(float, re.search(r"evaluation ([\d.]+), predictions ([\d.]+)", text).groups())
     assert evaluated == predicted > 0.6  # of five classes
     assert float(re.search(r"other images: ([\d.]+) of 100", text)[1]) > 0.4

@@ -27,14 +27,10 @@ LEAVES_SOCKETS = pytest.mark.filterwarnings(
 VARYING = re.compile(rf"{re.escape(tempfile.gettempdir())}|{re.escape(str(FOLDER.parent))}|images/s|microseconds")
 
 
-def run(name: str, *, short: bool = False) -> str:
-    """Everything that a notebook prints.
-
-    Args:
-      short: it trains so little that compiling takes longest: programs are compiled as those of other tests are.
-    """
+def run(name: str) -> str:
+    """Everything that a notebook prints, with programs compiled as fast as those of other tests."""
     notebook = read(name)
-    _execute(notebook, {} if short else _optimised())
+    _execute(notebook, {})
     return "".join(output.get("text", "") for output in outputs(notebook))
 
 

@@ -7,7 +7,7 @@ from tests.colabs import notebook
 
 @notebook.LEAVES_SOCKETS
 def test_it_runs_and_only_the_p4m_model_follows():
-    text = notebook.run("segmentation", short=True)
+    text = notebook.run("segmentation")
     found = re.findall(r"(\w+): mean IoU ([\d.]+), pixels that follow shifts ([\d.]+), turns ([\d.]+)", text)
     miou, shifted, turned = ({name: float(row[k]) for name, *row in found} for k in range(3))
     assert miou["p4m"] > 0.35 and miou["plain"] > 0.27  # background alone has 0.2

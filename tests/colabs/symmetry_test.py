@@ -10,7 +10,7 @@ from tests.colabs import notebook
 @notebook.LEAVES_SOCKETS
 @pytest.mark.quick
 def test_it_runs_and_names_the_blocks_where_symmetries_break():
-    text = notebook.run("symmetry", short=True)
+    text = notebook.run("symmetry")
     found = re.findall(r"^    (octic|shift) +(holds|breaks first at [\w ]*\w)", text, re.MULTILINE)
     embedding = "breaks first at the embedding"
     assert found == [
