@@ -71,9 +71,18 @@ def finish(options, results: Mapping[str, Any], claims: Sequence[Claim], budget:
 
 
 def write(options, results: Mapping[str, Any]) -> None:
-    """Write the results with machine, versions and commit into one entry of the JSON file; other entries stay."""
+    """Write the results with machine, versions and commit into one entry of the JSON file; other entries stay.
+
+    So does an entry with the same results: it names the machine and the commit that trained the runs of a study, which
+    may be reported again elsewhere.
+    """
     facts = dict(device=machine.device(), versions=machine.versions(), commit=machine.commit())
-    entries = read(options) | {options.entry: {**facts, **results}}
+    entries = read(options)
+    known = {key: value for key, value in entries.get(options.entry, {}).items() if key not in facts}
+    if known == json.loads(json.dumps(results)):
+        print(f"as before: {options.output}")
+        return
+    entries |= {options.entry: {**facts, **results}}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(options.output, json.dumps(entries, indent=1) + "\n")
     print(f"written: {options.output}")

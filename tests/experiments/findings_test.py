@@ -47,6 +47,14 @@ def test_results_carry_machine_versions_and_commit(tmp_path, monkeypatch):
     assert findings.finish(options, {}, [], broken) == 1
 
 
+def test_the_same_results_keep_the_commit_that_made_them(tmp_path, monkeypatch):
+    options = SimpleNamespace(output=tmp_path / "study.json", entry="main")
+    for commit, value, expected in (("a", 1.0, "a"), ("b", 1.0, "a"), ("c", 2.0, "c")):
+        monkeypatch.setattr(machine, "commit", lambda commit=commit: commit)
+        findings.write(options, dict(rows=((1, value),), rates={3: value}))
+        assert findings.read(options)["main"]["commit"] == expected
+
+
 def test_an_entry_leaves_the_others_as_they_are(tmp_path):
     for entry in ("main", "h100", "main"):
         options = SimpleNamespace(output=tmp_path / "speed.json", entry=entry)
