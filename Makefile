@@ -15,6 +15,7 @@ PROCESSES ?= 3
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $(p))))
 RUN = $(VENV)/bin/python
+# .ci/run installs by uv.
 PIP ?= $(RUN) -m pip
 TESTS ?= tests
 PYTEST = $(RUN) -m pytest -n $(PROCESSES)

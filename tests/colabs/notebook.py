@@ -28,20 +28,20 @@ VARYING = re.compile(rf"{re.escape(tempfile.gettempdir())}|{re.escape(str(FOLDER
 
 
 def run(name: str) -> str:
-    """Everything that a notebook prints, with programs compiled as fast as those of other tests."""
+    """Everything that a notebook prints; its programs are compiled as in other tests."""
     notebook = read(name)
-    _execute(notebook, {})
+    _execute(notebook)
     return "".join(output.get("text", "") for output in outputs(notebook))
 
 
-def _execute(notebook, env):
+def _execute(notebook):
     # Its own time-outs are short: a kernel has a minute to start, and after 4 seconds without output the rest is lost.
     patience = dict(timeout=HANGS, startup_timeout=HANGS, iopub_timeout=HANGS)
     resources = {"metadata": {"path": str(FOLDER)}}
     client = nbclient.NotebookClient(
         notebook, **patience, record_timing=False, coalesce_streams=True, resources=resources
     )
-    client.execute(env=os.environ | {"JAX_PLATFORMS": "cpu"} | env)
+    client.execute(env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
 
 def read(name: str) -> nbformat.NotebookNode:
@@ -58,7 +58,7 @@ def store(name: str) -> None:
     """Run a notebook and store its outputs in its file, without the lines that vary and the standard error."""
     notebook = read(name)
     metadata = copy.deepcopy(notebook.metadata)  # the kernel adds the version of Python
-    _execute(notebook, _optimised())
+    _execute(notebook)
     notebook.metadata = metadata
     for cell in notebook.cells:
         if "outputs" in cell:
@@ -72,17 +72,6 @@ def _kept(output):
         return output
     lines = "".join(line for line in output.text.splitlines(keepends=True) if not VARYING.search(line))
     return nbformat.from_dict({**output, "text": lines}) if lines and output.name == "stdout" else None
-
-
-def _optimised():
-    """XLA's first level of optimisation, where tests/conftest.py has none to compile fast.
-
-    A notebook trains, and would take twice as long to run, transposed convolutions four times.  The programs that draw
-    parameters compile in a quarter of the last level's time.
-    """
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "fusion_emitters" not in flag]
-    flags.append("--xla_backend_optimization_level=1")
-    return {"XLA_FLAGS": " ".join(flags), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 
 if __name__ == "__main__":
