@@ -20,6 +20,7 @@ import numpy as np
 
 from equivit import errors
 from equivit.derivatives import linear
+from equivit.kernels.gather import gather
 from equivit.symmetry.views import first_of_largest, greatest, view_hashes
 
 Stride = int | tuple[int, int]
@@ -110,7 +111,7 @@ def roll(x: jax.Array, shifts: jax.Array) -> jax.Array:
     Its gradient is the inverse roll; the transpose of a gather would be a scatter.
     """
     rows, columns = (jnp.arange(size) - shifts[:, k, None] for k, size in enumerate(x.shape[1:3]))
-    return _take(x, rows, columns)
+    return gather(x, rows, columns)
 
 
 @roll.defjvp
@@ -267,7 +268,7 @@ def _component(x: jax.Array, phase: jax.Array, stride: tuple[int, int]) -> jax.A
         phase[:, k, None] + step * jnp.arange(size // step)
         for k, (size, step) in enumerate(zip(x.shape[1:3], stride, strict=True))
     )
-    return _take(x, rows, columns)
+    return gather(x, rows, columns)
 
 
 @_component.defjvp
@@ -297,16 +298,6 @@ def _spread(values: jax.Array, phase: jax.Array, stride: tuple[int, int]) -> jax
 def _lattices(x: jax.Array, stride: tuple[int, int]) -> jax.Array:
     """[B, H, W] to [B, H / sh, sh, W / sw, sw]."""
     return x.reshape(len(x), x.shape[1] // stride[0], stride[0], x.shape[2] // stride[1], stride[1])
-
-
-def _take(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Rows [B, h] and columns [B, w] of maps, modulo their size, by one gather."""
-
-    def of_map(x, rows, columns):
-        return x.at[rows[:, None], columns].get(mode="promise_in_bounds")
-
-    # Under `vmap` each device gathers from its own maps; an explicit batch index would move all maps to each device.
-    return jax.vmap(of_map)(jnp.asarray(x), rows % x.shape[1], columns % x.shape[2])
 
 
 def _smooth(where: str, x: jax.Array, size: int | None) -> jax.Array:

@@ -7,6 +7,7 @@ taken with respect to the parameters, in training mode.  `equivit.targets` defin
 """
 
 import sys
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def _run(options) -> int:
     for model in options.models:
         for what in ("forward", "gradient"):
             for form in FORMS:
-                found = figures(compile_for_h200(*_whole(model, what, form)), 1)
+                found = figures(compile_for_h200(*whole(model, what, form)), 1)
                 floors[form] = found.pop("floor_us") / 1e3
                 ratio = floors[form] / floors["ordinary"]
                 rows.append(dict(model=model, what=what, form=form, **found, floor_ms=floors[form], ratio=ratio))
@@ -46,12 +47,12 @@ def _run(options) -> int:
     return findings.finish(options, dict(batch=BATCH, card=TARGET.card.name, rows=rows), [])
 
 
-def _whole(model, what, form):
-    """A function of a model and images, and its arguments."""
+def whole(model: str, what: str, form: str, batch: int = BATCH) -> tuple[Callable, tuple]:
+    """The forward pass or the gradient of a model as a function of its variables and images, and its arguments."""
     name = MODELS[model]
     config, abstract = zoo.configuration(name, **FORMS[form]), zoo.abstract(name, **FORMS[form])
     graph, parameters, others = nnx.split(abstract, nnx.Param, ...)
-    images = jax.ShapeDtypeStruct((BATCH, *config.image_size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((batch, *config.image_size, 3), jnp.float32)
 
     def forward(parameters, others, images):
         return nnx.merge(graph, parameters, others)(images)

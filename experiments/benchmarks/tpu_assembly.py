@@ -181,7 +181,9 @@ class _ScalarCore:
         return destination, None if wanted is None else value
 
     def _value(self, operand: str) -> int | None:
-        return int(operand[1:], 0) if operand.startswith("$") else self._known.get(operand)
+        if operand.startswith("$"):
+            return None if re.search(r"[.e]", operand.partition("x")[0]) else int(operand[1:], 0)
+        return self._known.get(operand)
 
     def _predicate(self, operand: str) -> bool | None:
         value = self._value(operand.lstrip("!"))

@@ -15,6 +15,7 @@ A block is dense, octic without kernels ("octic, XLA") or octic with them ("octi
 compiles, and an octic block with kernels has fewer estimated cycles than without, and than the dense one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -25,7 +26,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -64,12 +65,8 @@ BLOCK_COLUMNS = dict(model="", tokens="tokens", direction="direction", kind="kin
 
 def main() -> int:
     options = flags.parser(__doc__, __file__).parse_args()
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # libtpu dumps only programs that it compiles
     budget = timing.Budget(math.inf)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(CHIP, LIBTPU_INIT_ARGS=f"--xla_jf_dump_to={folder} {tpu_assembly.FLAGS}")
-        dump = pathlib.Path(folder)
+    with described_chip() as dump:
         variants = {
             f"{name}, {shape.name}": (name, shape, *program, dump) for name, shape, *program in kernel_programs()
         }
@@ -87,6 +84,16 @@ def main() -> int:
             print(f"{title(row)}: too low, the trips of these could not be read: {', '.join(row['unread'])}")
     facts = dict(topology=TOPOLOGY, libtpu=importlib.metadata.version("libtpu"), batch=BATCH, type=DTYPE.dtype.name)
     return findings.finish(options, dict(**facts, kernels=kernels, blocks=blocks), claims_of(blocks), budget)
+
+
+@contextlib.contextmanager
+def described_chip() -> Iterator[pathlib.Path]:
+    """libtpu compiles for a chip that is not there, and dumps what it compiles into the folder."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # libtpu dumps only programs that it compiles
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(CHIP, LIBTPU_INIT_ARGS=f"--xla_jf_dump_to={folder} {tpu_assembly.FLAGS}")
+        yield pathlib.Path(folder)
 
 
 def kernel_row(kernel: str, shape: Shape, function, arguments, folder: pathlib.Path) -> dict:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from equivit.derivatives import with_pullback
 from equivit.kernels.convolution import reference
+from equivit.kernels.gather.reference import of_map
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
@@ -53,17 +54,12 @@ def gathered(x: jax.Array, kernel: jax.Array, rows: jax.Array, columns: jax.Arra
     """
     (_, height, width, *_), dtype = x.shape, jnp.promote_types(kernel.dtype, jnp.float32)
     if len(rows) == 1:
-        of_maps, rows, columns = jax.vmap(taken, (0, None, None)), rows[0], columns[0]
+        of_maps, rows, columns = jax.vmap(of_map, (0, None, None)), rows[0], columns[0]
     else:
-        of_maps = jax.vmap(taken)
+        of_maps = jax.vmap(of_map)
     products = []
     for i in range(kernel.shape[0]):
         for j in range(kernel.shape[1]):
             part = of_maps(x, (rows + i) % height, (columns + j) % width)
             products.append(part.astype(dtype) * kernel[i, j, 0])
     return functools.reduce(operator.add, products)
-
-
-def taken(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """Rows [h] and columns [w] of one map, [H, W, ...] -> [h, w, ...]; by `jax.vmap`, a device reads its own maps."""
-    return x.at[rows[:, None], columns].get(mode="promise_in_bounds")

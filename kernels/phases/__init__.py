@@ -45,7 +45,8 @@ def at_largest(
     Args:
       moments: of a norm before the convolution; None for no norm.
       implementation: "reference" computes the convolution at stride 1, and "gpu" too, without a copy of x.  "cpu" needs
-        fewer products, but passes over more memory; all others use it, except on an NVIDIA GPU.
+        fewer products, but passes over more memory.  All others are "gpu" on an NVIDIA GPU, "reference" on a TPU, else
+        "cpu".
 
     Raises:
       ValueError: an unknown implementation.
@@ -55,7 +56,7 @@ def at_largest(
     forms = {name: functools.partial(of.at_largest, padding=padding) for name, of in forms.items()}
     if chosen in forms:
         return forms[chosen](*arguments)
-    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], default=forms["cpu"])
+    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], tpu=forms["reference"], default=forms["cpu"])
 
 
 def pool(

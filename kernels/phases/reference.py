@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.kernels.convolution import convolve
-from equivit.kernels.convolution.gpu import taken
+from equivit.kernels.gather import gather
 
 Pair = tuple[int, int]
 Maps = tuple[jax.Array, ...]
@@ -71,7 +71,7 @@ def phase(y: jax.Array, index: jax.Array, stride: Pair) -> jax.Array:
         place[:, None] + jnp.arange(0, size, step)
         for place, size, step in zip(jnp.divmod(index, stride[1]), y.shape[1:3], stride, strict=True)
     )
-    return jax.vmap(taken)(y, rows, columns)
+    return gather(y, rows, columns)
 
 
 def token_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -108,6 +108,15 @@ def test_which_program_has_which_form(name):
         assert ("[0, -1]" in text) == (name == "around a torus" and platform == "cpu")  # a column more, cropped
 
 
+def test_a_tpu_copies_edges_and_others_index_them():
+    """In the gradient all copy."""
+    traced = jax.jit(functools.partial(around, ends=((1, 1), (0, 2)))).trace(jnp.zeros((2, 5, 6, 3)))
+    for platform, gathers in (("cpu", 2), ("cuda", 2), ("tpu", 0)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count('"stablehlo.gather"(') == gathers
+        assert ("stablehlo.concatenate" in text) == (platform == "tpu")
+
+
 @pytest.mark.parametrize("size", [(5, 6), (2, 1)], ids=str)
 def test_maps_around_a_torus_and_their_gradient(size):
     """Maps that are smaller than what lies around them, too."""
