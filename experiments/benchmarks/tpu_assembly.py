@@ -181,9 +181,12 @@ class _ScalarCore:
         return destination, None if wanted is None else value
 
     def _value(self, operand: str) -> int | None:
-        if operand.startswith("$"):
-            return None if re.search(r"[.e]", operand.partition("x")[0]) else int(operand[1:], 0)
-        return self._known.get(operand)
+        if not operand.startswith("$"):
+            return self._known.get(operand)
+        try:
+            return int(operand[1:], 0)
+        except ValueError:  # a floating-point number; no counter of a loop is one
+            return None
 
     def _predicate(self, operand: str) -> bool | None:
         value = self._value(operand.lstrip("!"))

@@ -28,8 +28,8 @@ def by_library(x: jax.Array, kernel: jax.Array, stride: Pair, pads: tuple[Pair, 
 def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
     """Pad maps around the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
 
-    A TPU copies the edges.  Elsewhere maps are read by constant indices, which XLA fuses with the next operation; a TPU
-    would take four times as long, in a loop over rows.  The gradient is the copy's everywhere, since the gradient of
+    A TPU copies the edges.  Elsewhere maps are read by constant indices, which XLA fuses with the next operation; on a
+    TPU that is a loop over the rows of large maps.  The gradient is the copy's everywhere, since the gradient of
     indexing would be a slow scatter.
 
     Args:

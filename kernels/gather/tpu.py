@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16")))
+
 
 @jax.jit  # traced once for all maps of a shape
 def gather(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:

@@ -76,6 +76,7 @@ class TestWalk:
         bundles[3] = bundles[3].replace("$3", "s7")
         assert times(*bundles) == ([1] * 10, {4})
         assert times("s31 = scall.abs $0x12", "_ = vtrace $0x1") == ([1, 1], {0})
+        assert issued("s0 = smov.u32 $-1e-38", result="s0, $0") is None  # not a whole number
 
     @pytest.mark.parametrize(
         ("operation", "expected"),
