@@ -7,7 +7,7 @@ from tests.experiments.pages.figures import Page, constant, entry, error, gap, s
 
 PAGE = Page("studies/README")
 PROBE = "linear_probe/top1"
-XAVIER = {48: "xavier", 96: "xavier_96"}  # entries of `jumbo_rates` by width
+XAVIER = {48: "xavier", 96: "xavier_96", 192: "xavier_192"}  # entries of `jumbo_rates` by width
 
 
 @PAGE.table("digits | upright | mean of eight orientations | never changes", "digits")
@@ -179,7 +179,7 @@ def sentences():
     pairs = ("Jumbo, rate / J - registers, 48", "Jumbo, rate / J - Jumbo, 48", "no MLP - registers, 48")
     own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
     widths = {width: gap("jumbo_rates", f"Jumbo - registers, {width}", key) for width, key in XAVIER.items()}
-    yield f"with Xavier's it is {widths[48]} points ahead at one rate, too, and {widths[96]} at width 96"
+    yield "with Xavier's it is {} points ahead at one rate, too, {} at width 96 and {} at 192".format(*widths.values())
     yield f"Jumbo at its own rate is {own} points above registers at equal time, and {one} above Jumbo at one rate"
     yield f"without an MLP of its own the token has {wide} points"
     own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
