@@ -112,6 +112,15 @@ def tpu_blocks():
         yield [model, direction, str(tokens), *(f"{value:,.0f}" for value in kinds), f"{kinds[0] / kinds[2]:.1f}x"]
 
 
+@PAGE.table("thousands of cycles | ordinary | adaptive | by input | adaptive / ordinary | by input / ordinary")
+def adaptive_on_tpu():
+    found = rows_by("benchmarks/adaptive_tpu", "main", "model", "form")
+    for model in dict.fromkeys(key[0] for key in found):
+        ordinary, *others = (found[model, form]["kcycles"] for form in ("ordinary", "adaptive", "by input"))
+        cells = [f"{value:,.0f}" for value in (ordinary, *others)]
+        yield [model, *cells, *(times(other / ordinary) for other in others)]
+
+
 @PAGE.table("kernel | ViT-L, 196 tokens | 197 | ViT-H, 256 | 257")
 def tpu_kernels():
     names = {"octic_attention": "`octic_attention`", "octic_mlp": "`octic_mlp`"}
