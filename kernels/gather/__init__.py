@@ -14,9 +14,9 @@ def gather(x: jax.Array, rows: jax.Array, columns: jax.Array, *, implementation:
     Shapes: x [B, H, W, ...], rows [B, h] and columns [B, w], integers modulo H and W -> [B, h, w, ...].
 
     Args:
-      implementation: "reference" reads entry by entry, which is slow on a TPU; "tpu" multiplies by one-hot matrices,
-        and a NaN or an infinity spreads over its map.  All others are "tpu" on a TPU for the dtypes of
-        `tpu.DTYPES`, else "reference".
+      implementation: "reference" reads entry by entry, which is slow on a TPU.  "tpu" multiplies by one-hot matrices;
+        a NaN or an infinity spreads over its map.  All others are "tpu" for float32 and bfloat16 on a TPU, else
+        "reference".
 
     Raises:
       ValueError: an unknown implementation, or "tpu" for maps of another dtype.

@@ -109,7 +109,6 @@ def test_which_program_has_which_form(name):
 
 
 def test_a_tpu_copies_edges_and_others_index_them():
-    """In the gradient all copy."""
     traced = jax.jit(functools.partial(around, ends=((1, 1), (0, 2)))).trace(jnp.zeros((2, 5, 6, 3)))
     for platform, gathers in (("cpu", 2), ("cuda", 2), ("tpu", 0)):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
