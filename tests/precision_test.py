@@ -3,7 +3,6 @@
 import functools
 import re
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,7 +143,8 @@ def test_parameters_rounded_where_they_are_used_are_those_rounded_at_once(name, 
     model = testing.randomise(models.abstract(name, **SMALL | dict(num_classes=5) | options), jax.random.key(0))
     images = normal(2, 32, 48, 3)
 
-    @functools.partial(jax.jit, static_argnums=1)
+    # Otherwise XLA may leave out a rounding in one program and not in the other; where depends on the processor.
+    @functools.partial(jax.jit, static_argnums=1, compiler_options={"xla_allow_excess_precision": False})
     def both(arrays, rounded):
         def loss(arrays):
             logits = rounded(logical.put(model, arrays))(images)
@@ -152,11 +152,12 @@ def test_parameters_rounded_where_they_are_used_are_those_rounded_at_once(name, 
 
         return jax.grad(loss, has_aux=True)(arrays)
 
-    found = both(logical.take(model), functools.partial(used, use=precision.AtUse(kind)))
-    expected = both(logical.take(model), functools.partial(precision.cast, precision=kind))
+    rules = functools.partial(used, use=precision.AtUse(kind)), functools.partial(precision.cast, precision=kind)
+    found, expected = (both(logical.take(model), rule) for rule in rules)
     assert found[1].dtype == expected[1].dtype
-    assert cosine(found[0], expected[0]) > 0.9999
-    chex.assert_trees_all_close(found[1].astype("float32"), expected[1].astype("float32"), rtol=0.02, atol=0.02)
+    np.testing.assert_array_equal(found[1], expected[1])
+    assert cosine(found[0], expected[0]) > 1 - 1e-12  # sums of gradients in another order
+    assert cosine(both(logical.take(model), lambda module: module)[0], expected[0]) < 1 - 1e-5  # not rounded
 
 
 def test_no_second_copy_of_all_parameters_is_made():
