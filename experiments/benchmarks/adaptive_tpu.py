@@ -11,7 +11,7 @@ import importlib.metadata
 import itertools
 import math
 import pathlib
-import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -24,16 +24,12 @@ COLUMNS = dict(model="", form="form", kcycles="kcycles", bundle_kcycles="bundles
 COLUMNS |= dict(memory_kcycles="HBM", seconds="s to compile")
 
 
-def main(arguments=None) -> int:
-    options = flags.parser(__doc__, __file__)
-    options.add_argument(
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = flags.parser(__doc__, __file__)
+    parser.add_argument(
         "--models", type=flags.one_of(tuple(MODELS)), default=["Swin-T", "CvT-13"], help="such as Swin-T,CvT-13"
     )
-    return flags.run(_run, options.parse_args(arguments))
-
-
-def _run(options) -> int:
-    budget = timing.Budget(math.inf)
+    options, budget = parser.parse_args(arguments), timing.Budget(math.inf)
     with described_chip() as folder:
         variants = {", ".join(one): (*one, folder) for one in itertools.product(options.models, FORMS)}
         rows = findings.measured(row, variants, COLUMNS, budget)
@@ -47,7 +43,3 @@ def row(model: str, form: str, folder: pathlib.Path) -> dict:
     function, arguments = whole(model, "forward", form, BATCH)
     seconds, _, works = compiled(jax.jit(function, in_shardings=chip(), out_shardings=chip()), arguments, folder)
     return dict(model=model, form=form, **estimate(works), seconds=seconds)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import importlib.util
 import itertools
 import math
 import os
@@ -63,8 +64,8 @@ KERNEL_COLUMNS = dict(kernel="", model="model", tokens="tokens", **MEASURES)
 BLOCK_COLUMNS = dict(model="", tokens="tokens", direction="direction", kind="kind", **MEASURES)
 
 
-def main() -> int:
-    options = flags.parser(__doc__, __file__).parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = flags.parser(__doc__, __file__).parse_args(arguments)
     budget = timing.Budget(math.inf)
     with described_chip() as dump:
         variants = {
@@ -88,7 +89,13 @@ def main() -> int:
 
 @contextlib.contextmanager
 def described_chip() -> Iterator[pathlib.Path]:
-    """libtpu compiles for a chip that is not there, and dumps what it compiles into the folder."""
+    """libtpu compiles for a chip that is not there, and dumps what it compiles into the folder.
+
+    Raises:
+      ValueError: libtpu is not installed.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError('libtpu is not installed, which compiles for TPUs; run: pip install "jax[tpu]"')
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # libtpu dumps only programs that it compiles
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 """The command that runs the scripts."""
 
+import ast
 import json
 
 from experiments import __main__ as command
@@ -10,6 +11,13 @@ def test_without_a_name_it_lists_all_scripts(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(command.scripts()) and len(lines) > 40
     assert all(line.split(maxsplit=1)[1].endswith((".", "?")) for line in lines)
+
+
+def test_every_script_takes_arguments():
+    for name in command.scripts():
+        tree = ast.parse((command.FOLDER / f"{name.replace('.', '/')}.py").read_text())
+        (main,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
+        assert [argument.arg for argument in main.args.args] == ["arguments"], name
 
 
 def test_an_unknown_name_has_the_nearest_one_beside_it(capsys):

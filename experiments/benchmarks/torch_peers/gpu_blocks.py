@@ -67,7 +67,7 @@ def inputs(question: dict, device: str):
     return tuple(torch.randn(*shape, device=device, requires_grad=True) for shape in shapes)
 
 
-def main(question: dict) -> dict:
+def answer(question: dict) -> dict:
     """The answer to a question."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -94,4 +94,4 @@ def main(question: dict) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    print(json.dumps(answer(json.loads(sys.argv[1]))))

@@ -1,7 +1,10 @@
 """The estimates of whole models; libtpu is not needed."""
 
+import importlib.util
+
 import pytest
 
+from experiments import __main__ as command
 from experiments.benchmarks import adaptive_tpu as script
 from experiments.benchmarks.tpu_assembly import Work
 
@@ -23,3 +26,12 @@ def test_an_unknown_model_is_refused(capsys):
     with pytest.raises(SystemExit):
         script.main(["--models=Swin-B"])
     assert "'Swin-B' is not one of Swin-T, SwinV2-T, CvT-13, MViTv2-T" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["adaptive_tpu", "tpu_compile"])
+def test_without_libtpu_the_error_is_one_line(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert command.main([f"benchmarks.{name}", f"--output={tmp_path / 'found.json'}"]) == 1
+    assert capsys.readouterr().err == (
+        'error: libtpu is not installed, which compiles for TPUs; run: pip install "jax[tpu]"\n'
+    )
