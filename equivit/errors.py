@@ -74,7 +74,7 @@ def listed(names: Iterable[Any]) -> str:
 def nearest(value: Any, known: Iterable[Any]) -> str:
     """ "; the nearest is 'x'", or "" if no known name is near."""
     found = near(str(value), map(str, known), 1)
-    return f"; the nearest is {found[0]!r}" if found else ""
+    return f"; the nearest is {shown(found[0])}" if found else ""
 
 
 def near(word: str, known: Iterable[str], most: int) -> list[str]:

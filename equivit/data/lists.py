@@ -66,8 +66,8 @@ class Table(Paths):
         self.classes = tuple(directories.in_order({line.label for line in known}))
         places = {label: place for place, label in enumerate(self.classes)}
         if unknown := next((line for line in lines if line.label not in places), None):
-            near = errors.nearest(unknown.label, self.classes)
-            raise ValueError(f"{file}, line {unknown.number}: the class {unknown.label!r} is not in {reference}{near}.")
+            what, near = errors.shown(unknown.label), errors.nearest(unknown.label, self.classes)
+            raise ValueError(f"{file}, line {unknown.number}: the class {what} is not in {reference}{near}.")
         self.labels = np.array([places[line.label] for line in lines], np.int32)
 
 

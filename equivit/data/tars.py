@@ -76,8 +76,8 @@ class WebDataset:
         self.classes, places = _classes(pathlib.Path(self.shards[0]).parent / NAMES, set(indexed(reference).labels))
         if (unknown := next((i for i, label in enumerate(labels) if label not in places), None)) is not None:
             raise ValueError(
-                f"{self.where(unknown)}: the label {labels[unknown]!r} is not one of the {len(places)} classes"
-                f"{errors.nearest(labels[unknown], places)}."
+                f"{self.where(unknown)}: the label {errors.shown(labels[unknown])} is not one of the "
+                f"{len(places)} classes{errors.nearest(labels[unknown], places)}."
             )
         self.labels = np.array([places[label] for label in labels], np.int32)
 

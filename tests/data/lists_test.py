@@ -86,6 +86,8 @@ def test_a_table_has_a_path_and_a_label_on_each_line(section, images):
     (images / "val.csv").write_text("b/2.bmp,NGS\na/0.png,NGX\n")
     message = refused(section, f"csv:{images}/{{split}}.csv", "val")
     assert "val.csv, line 2: the class 'NGX' is not in" in message and "train.csv; the nearest is 'NGS'" in message
+    (images / "val.csv").write_text(f"b/2.bmp,{'b' * 20_000}\n")
+    assert len(refused(section, f"csv:{images}/{{split}}.csv", "val")) < 1000
 
 
 @pytest.mark.parametrize(
