@@ -68,7 +68,12 @@ def sentences():
     yield "Jumbo is {} points ahead at width 48, {} at 96 and {} at 192".format(*ahead)
     for narrow, wide in itertools.pairwise(gains):
         both = 100 * math.hypot(narrow["standard_error"], wide["standard_error"])
-        yield f"by {100 * (narrow['gap'] - wide['gap']):.1f} points (standard error {both:.1f})"
+        fall = 100 * (narrow["gap"] - wide["gap"])
+        assert fall > 2 * both
+        yield f"by {fall:.1f} points (standard error {both:.1f})"
+    yield "; both are resolved"
+    steps = [row["steps"] for row in entry("studies/jumbo_rates", "xavier_192")["rows"]]
+    yield "registers take {:,} steps in the time of Jumbo's {:,}".format(*steps)
     shares = [share_of_registers(key) for key in ("clusters_xavier", "xavier")]
     yield "ahead by {:.0f} % of registers' accuracy, and by {:.0f} % with ten classes".format(*shares)
     arms = {row["arm"]: row["top1"] for row in entry("studies/jumbo_rates", "clusters_xavier")["rows"]}
