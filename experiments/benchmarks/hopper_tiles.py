@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from equivit.kernels import dispatch
 from equivit.kernels.hopper import best, gelu, heads, residual
+from equivit.kernels.hopper.vectors import Vectors
 from experiments import findings, flags, machine, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
@@ -69,24 +70,27 @@ def cases(shape: Shape) -> Iterator[Case]:
     """The kernels of both branches of a model."""
     m, c, f = shape.batch[0] * shape.tokens, shape.channels, shape.hidden
     stream, field = dict(x_lines=(4, m, c), x_planes=(2, m, 2 * c)), dict(lines=(4, m, c), planes=(2, m, 2 * c))
-    vectors = dict(scale_lines=(4, c), scale_planes=(2 * c,))
     number = HEADS[c]
 
     def weights(before, after):
-        return dict(w_lines=(4, before, after), w_planes=(2 * before, 2 * after), bias=(after,))
+        return dict(w_lines=(4, before, after), w_planes=(2 * before, 2 * after))
 
-    def case(key, shapes, call, tiles):
-        wide = {"x_lines", "x_planes", "bias", *vectors}
+    def case(key, shapes, vectors, call, tiles):
+        shapes, wide = shapes | dict(vectors=vectors), {"x_lines", "x_planes", "vectors"}
         return Case(key, shapes, {name: STREAM if name in wide else "bfloat16" for name in shapes}, call, tiles)
 
-    yield case(best.key(gelu.NAME, c), field | weights(c, f), gelu.forward, gelu.rings(c))
+    def bias(rows, after):
+        return jax.eval_shape(rows, jax.ShapeDtypeStruct((after,), "float32")).shape
+
+    of_gelu = bias(gelu.of_bias, f)
+    yield case(best.key(gelu.NAME, c), field | weights(c, f), of_gelu, gelu.forward, gelu.rings(c))
     attention = functools.partial(heads.forward, heads=number)
-    rings = heads.rings(c, c // number)
-    yield case(best.key(heads.NAME, c, c // number), field | weights(c, 3 * c), attention, rings)
+    rings, of_heads = heads.rings(c, c // number), bias(functools.partial(heads.of_bias, c=c // number), 3 * c)
+    yield case(best.key(heads.NAME, c, c // number), field | weights(c, 3 * c), of_heads, attention, rings)
     for width in (c, f):
-        shapes = stream | dict(h_lines=(4, m, width), h_planes=(2, m, 2 * width)) | weights(width, c) | vectors
+        shapes = stream | dict(h_lines=(4, m, width), h_planes=(2, m, 2 * width)) | weights(width, c)
         tiles = residual.tiles(width, c, STREAM)
-        yield case(best.key(residual.NAME, width, c, STREAM), shapes, residual.forward, tiles)
+        yield case(best.key(residual.NAME, width, c, STREAM), shapes, (7, c), residual.forward, tiles)
 
 
 def measure(case: Case, options, budget) -> list[dict]:
@@ -109,7 +113,8 @@ def measure(case: Case, options, budget) -> list[dict]:
 
 def call(case: Case, tile: tuple[int, ...], arguments: dict[str, jax.Array]):
     """The kernel of a case with one of its tiles."""
-    return case.call(**arguments, **{"tile" if isinstance(tile, residual.Tile) else "ring": tile})
+    option = "tile" if isinstance(tile, residual.Tile) else "ring"
+    return case.call(**arguments | {"vectors": Vectors(arguments["vectors"]), option: tile})
 
 
 def arguments(case: Case, seed: int) -> dict[str, jax.Array]:

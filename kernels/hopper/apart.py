@@ -15,7 +15,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.kernels.hopper.heads import GROUP, heads_of_tile
+from equivit.kernels.hopper.heads import GROUP, heads_of_tile, put
 from equivit.kernels.isotypic_linear import Field
 
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
@@ -151,12 +151,12 @@ def _move_rest(tile, lines, planes, main):
         rest = _pairs(tile, 3, starts[3])
         for head in range(3):
             rest = jnp.where(column // 2 == head, _pairs(tile, head, starts[head]), rest)
-        lines[i, :, pl.ds(4 * main, GROUP)] = rest
+        put(lines.at[i, :, pl.ds(4 * main, GROUP)], rest)
     for row in range(2):
         for pair in range(2):
             left = _pairs(tile, 2 * pair, 4 * main + GROUP + 4 * row)
             right = _pairs(tile, 2 * pair + 1, 4 * main + GROUP - 4 * row)
-            planes[row, :, pl.ds(8 * main + pair * GROUP, GROUP)] = jnp.where(column < 4, left, right)
+            put(planes.at[row, :, pl.ds(8 * main + pair * GROUP, GROUP)], jnp.where(column < 4, left, right))
 
 
 def _vectors(tile, head, start, width):

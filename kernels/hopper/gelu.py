@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from equivit.kernels.hopper import best, rows
 from equivit.kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+from equivit.kernels.hopper.vectors import Vectors
 from equivit.kernels.pointwise import octic_gelu, octic_gelu_gradient
 
 NAME = "octic_mlp_gelu"
@@ -52,19 +53,18 @@ def supported(c: int, f: int, dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype) == jnp.bfloat16 and whole and default_ring(c) is not None
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "hidden",
-        "ring",
-    ),
-)
+def of_bias(bias: jax.Array) -> jax.Array:
+    """A bias [F] as a row for each tile."""
+    return bias.reshape(-1, WIDTH)
+
+
+@functools.partial(jax.jit, static_argnames=("hidden", "ring"))
 def forward(
     lines: jax.Array,
     planes: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
-    bias: jax.Array,
+    vectors: Vectors,
     *,
     hidden: bool = False,
     ring: Ring | None = None,
@@ -73,14 +73,14 @@ def forward(
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
-    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], bias [F]
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, F], w_planes [2C, 2F], and `of_bias` as vectors
       -> lines [4, M, F] and planes [2, M, 2F], once or twice.
     """
     stage = rows.swizzled(COMPUTE, 4, ROWS, WIDTH, unit=WIDTH)
-    own, beside = (stage, *rows.bias_types(COLUMNS)), bias.astype(jnp.float32).reshape(-1, WIDTH)
+    own, load = (stage, *rows.bias_types(COLUMNS)), functools.partial(rows.load_bias, vectors.first)
     name, store = (WITH_HIDDEN, _store_with_hidden) if hidden else (NAME, _store)
-    multiplied = _Multiplied(name, own, rows.load_bias, store, ring)
-    return multiplied((lines, planes), (w_lines, w_planes), beside, fields=1 + hidden)
+    multiplied = _Multiplied(name, own, load, store, ring)
+    return multiplied((lines, planes), (w_lines, w_planes), vectors.array, fields=1 + hidden)
 
 
 @functools.partial(jax.jit, static_argnames=("ring",))

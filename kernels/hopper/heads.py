@@ -19,6 +19,7 @@ that moving anything but whole groups costs shuffles:
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
@@ -29,6 +30,7 @@ from jax.typing import DTypeLike
 
 from equivit.kernels.hopper import best, rows
 from equivit.kernels.hopper.rows import COMPUTE, ROWS, Columns, Epilogue, Ring
+from equivit.kernels.hopper.vectors import Vectors
 
 NAME = "octic_heads"
 GROUP = 8  # columns, of which each thread holds two
@@ -72,19 +74,21 @@ def supported(width: int, heads: int, dtype: DTypeLike, parts: int = 3) -> bool:
     return whole and default_ring(width, c) is not None
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "heads",
-        "ring",
-    ),
-)
+def of_bias(bias: jax.Array, c: int) -> jax.Array:
+    """A bias [P C] as a row for each tile of heads with c channels per component."""
+    if c % GROUP == 0:
+        return bias.reshape(-1, WIDTH)
+    lines, _ = _sources(c)
+    return jnp.pad(bias.reshape(-1, 4 * c)[:, lines[0]], ((0, 0), (0, rows.bias_columns(columns(c)) - 4 * c)))
+
+
+@functools.partial(jax.jit, static_argnames=("heads", "ring"))
 def forward(
     lines: jax.Array,
     planes: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
-    bias: jax.Array,
+    vectors: Vectors,
     *,
     heads: int,
     ring: Ring | None = None,
@@ -93,36 +97,35 @@ def forward(
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
-    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, P C], w_planes [2C, 2P C], bias [P C], columns ordered
-    (q | k | v) x heads x channels -> P times [M, H, 8C / H].
+    Shapes: lines [4, M, C], planes [2, M, 2C], w_lines [4, C, P C], w_planes [2C, 2P C], columns ordered
+    (q | k | v) x heads x channels, and `of_bias` as vectors -> P times [M, H, 8C / H].
     """
     (_, m, width), dtype = lines.shape, lines.dtype
     c, padded = width // heads, m + -m % 8
     padding = ((0, 0), (0, padded - m), (0, 0))
-    out = (jax.ShapeDtypeStruct((padded, heads, 8 * c), dtype),) * (bias.size // width)
+    out = (jax.ShapeDtypeStruct((padded, heads, 8 * c), dtype),) * (w_lines.shape[-1] // width)
     # Whole rows of a head have no bank conflicts to speak of, unless they are a multiple of 128 bytes.
     transforms = (plgpu.TilingTransform((8, GROUP)),) if c % GROUP == 0 else ()
     own = plgpu.SMEM((COMPUTE, ROWS, 8 * c), dtype, transforms=transforms), *rows.bias_types(columns(c))
-    epilogue = Epilogue(NAME, columns(c), out, own, rows.load_bias, functools.partial(_store, c=c))
-    weights = _arranged(w_lines, w_planes, bias, c)
+    load = functools.partial(rows.load_bias, vectors.first)
+    epilogue = Epilogue(NAME, columns(c), out, own, load, functools.partial(_store, c=c))
+    weights = *_arranged(w_lines, w_planes, c), vectors.array
     fields = jnp.pad(lines, padding), jnp.pad(planes, padding)
     return tuple(y[:m] for y in rows.multiply(epilogue, ring or default_ring(width, c), *fields, *weights))
 
 
-def _arranged(w_lines, w_planes, bias, c):
-    """The weights [4, C, T l] and [2, C, T p] of `rows.multiply`, and the bias of `rows.load_bias`."""
+def _arranged(w_lines, w_planes, c):
+    """The weights [4, C, T l] and [2, C, T p] of `rows.multiply`."""
     width = w_lines.shape[1]
     if c % GROUP == 0:
-        return w_lines, w_planes.reshape(2, width, -1), bias.astype(jnp.float32).reshape(-1, WIDTH)
+        return w_lines, w_planes.reshape(2, width, -1)
     lines, planes = _sources(c)
-    tiles = bias.size // (4 * c)
+    tiles = w_lines.shape[-1] // (4 * c)
     per_tile = w_lines.reshape(4, width, tiles, 4 * c)
     empty = columns(c).lines - 4 * c
     placed = [jnp.pad(per_tile[i][..., lines[i]], ((0, 0), (0, 0), (0, empty))) for i in range(4)]
     w_planes = w_planes.reshape(2, width, tiles, 8 * c)[..., planes]
-    bias = bias.astype(jnp.float32).reshape(tiles, 4 * c)[:, lines[0]]
-    bias = jnp.pad(bias, ((0, 0), (0, rows.bias_columns(columns(c)) - 4 * c)))
-    return jnp.stack(placed).reshape(4, width, -1), w_planes.reshape(2, width, -1), bias
+    return jnp.stack(placed).reshape(4, width, -1), w_planes.reshape(2, width, -1)
 
 
 def _sources(c):
@@ -146,12 +149,20 @@ def _store(sums, own, beside, results, row, column, *, c):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous head is stored
         place = 0
         for group in _groups([x.astype(stage.dtype) for x in sums], head, c):
-            stage[:, pl.ds(place, group.shape[1])] = group
+            put(stage.at[:, pl.ds(place, group.shape[1])], group)
             place += group.shape[1]
         plgpu.commit_smem()
         for i, result in enumerate(results):
             target = result.at[pl.ds(row, ROWS), first + head]
             pl.when(part == i)(functools.partial(plgpu.copy_smem_to_gmem, stage, target))
+
+
+def put(rows: Any, columns: jax.Array) -> None:
+    """Write columns into rows of shared memory of which some begin in the same bank: JAX 0.12 has to be asked."""
+    if store := getattr(plgpu, "store", None):
+        store(rows, columns, optimized=False)
+    else:
+        rows[...] = columns
 
 
 def _groups(sums, head, c):

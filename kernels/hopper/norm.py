@@ -16,12 +16,14 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from equivit.kernels.hopper.vectors import Vectors
 from equivit.kernels.norm import Norm
 
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 BLOCKS = 2  # per multiprocessor, of 128 threads with up to 168 registers and 101 KB of shared memory at 160 channels
 ROWS = 8  # of a tile: two for each warp
 SLOTS = 2  # tiles of a block that are loaded, being loaded, or in the backward pass being stored
+VECTORS = 7  # the scales, and the bias
 WIDEST = 160  # most channels: 80 registers of a thread hold a tile
 Ref = Any  # an array in memory, as Pallas passes it to a kernel
 # Each of the four warps holds rows of its own, 32 channels at a time, so that reading them meets no bank conflict.
@@ -33,45 +35,35 @@ def supported(c: int, dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16) and c % 32 == 0 and c <= WIDEST
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "norm",
-        "dtype",
-    ),
-)
+@functools.partial(jax.jit, static_argnames=("norm", "dtype"))
 def forward(
     lines: jax.Array,
     planes: jax.Array,
-    scale_lines: jax.Array,
-    scale_planes: jax.Array,
-    bias: jax.Array,
+    vectors: Vectors,
     *,
     norm: Norm,
     dtype: DTypeLike,
 ) -> tuple[jax.Array, jax.Array]:
-    """`norm.normalise` with a result of the given dtype.
+    """`norm.normalise` with a result of the given dtype; `vectors` are `of_field` of scales and bias.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 
-    Shapes: lines [4, M, C], planes [2, M, 2C], scale_lines [4, C], scale_planes [2C], bias [C] -> the field's.
+    Shapes: lines [4, M, C], planes [2, M, 2C] -> the same.
     """
     (_, rows, c), padding = lines.shape, ((0, 0), (0, -lines.shape[1] % ROWS), (0, 0))
     lines, planes = jnp.pad(lines, padding), jnp.pad(planes, padding)
-    # One array, as XLA copies each vector of a stack of blocks in a kernel of its own.
-    vectors = jnp.concatenate([a.reshape(-1, c).astype(jnp.float32) for a in (scale_lines, scale_planes, bias)])
     m = lines.shape[1]
     count = m // ROWS
     blocks = min(count, MULTIPROCESSORS * BLOCKS)
     y_lines, y_planes = plgpu.kernel(
-        functools.partial(_body, norm, count, blocks),
+        functools.partial(_body, norm, count, blocks, vectors.first),
         out_type=(jax.ShapeDtypeStruct((4, m, c), dtype), jax.ShapeDtypeStruct((2, m, 2, c), dtype)),
         scratch_types=[
             plgpu.SMEM((SLOTS, 4, ROWS, c), lines.dtype),
             plgpu.SMEM((SLOTS, 2, ROWS, 2, c), lines.dtype),
             plgpu.SMEM((4, ROWS, c), dtype),
             plgpu.SMEM((2, ROWS, 2, c), dtype),
-            plgpu.SMEM(vectors.shape, jnp.float32),
+            plgpu.SMEM((VECTORS, c), jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
             plgpu.Barrier(num_arrivals=1),
         ],
@@ -83,7 +75,7 @@ def forward(
             unsafe_no_auto_barriers=True,  # safe: only TMA's threads and `commit_smem` order accesses to shared memory
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(lines, planes.reshape(2, m, 2, c), vectors)
+    )(lines, planes.reshape(2, m, 2, c), vectors.array)
     return y_lines[:, :rows], y_planes.reshape(2, m, 2 * c)[:, :rows]
 
 
@@ -136,7 +128,7 @@ class Tiles(NamedTuple):
             )
 
 
-def _body(norm, count, blocks, *refs):
+def _body(norm, count, blocks, first, *refs):
     sources, parameters, (y_lines, y_planes), scratch = refs[:2], refs[2], refs[3:5], refs[5:]
     *slots, out_lines, out_planes, vectors, loaded, ready = scratch
     tiles = Tiles(ROWS, count, blocks, sources, slots, loaded)
@@ -149,7 +141,7 @@ def _body(norm, count, blocks, *refs):
             ref[...] = value.astype(ref.dtype)
         store((out_lines, out_planes), (y_lines, y_planes), rows)
 
-    plgpu.copy_gmem_to_smem(parameters, vectors, ready)
+    plgpu.copy_gmem_to_smem(parameters.at[pl.ds(first, VECTORS)], vectors, ready)
     tiles.start()
     plgpu.barrier_wait(ready)
     tiles.visit(normalise)
@@ -171,7 +163,7 @@ def _normalised(norm, lines, planes, vectors):
     """The `components` of a tile, normalised, [rows, C] each."""
     values = centred(lines, planes)
     inverse = inverse_deviation(values, norm)
-    *scales, bias = (jax.lax.broadcast_in_dim(vectors[i], lines.shape[1:], (1,)) for i in range(len(vectors)))
+    *scales, bias = (jax.lax.broadcast_in_dim(vectors[i], lines.shape[1:], (1,)) for i in range(VECTORS))
     scales += scales[4:]  # both rows of E have the same
     results = [x * inverse * scale for x, scale in zip(values, scales, strict=True)]
     return results[0] + bias, *results[1:]

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from equivit.kernels.hopper import best
+from equivit.kernels.hopper.vectors import Vectors
 
 NAME = "octic_residual"
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
@@ -28,6 +29,7 @@ COMPUTE = 2  # compute warpgroups per block
 WIDEST = 160  # most channels of a tile: 80 registers of a thread hold its sums
 MOST_SLOTS = 8  # steps of the contraction in the ring buffer
 SHARED_BYTES = 227 * 1024  # of a block
+BIAS = 6  # its row, after the scales
 UNIT = 32  # channels of the tiles in shared memory, whose 16-byte units are swizzled
 
 
@@ -71,24 +73,20 @@ def forward(
     h_planes: jax.Array,
     w_lines: jax.Array,
     w_planes: jax.Array,
-    bias: jax.Array,
-    scale_lines: jax.Array,
-    scale_planes: jax.Array,
+    vectors: Vectors,
     *,
     tile: Tile | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """x + scale * (h W + bias).
+    """x + scale * (h W + bias); `vectors` are `of_field` of scales and bias.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs copies.
 
     Shapes: x_lines [4, M, C], x_planes [2, M, 2C], h_lines [4, M, F], h_planes [2, M, 2F], w_lines [4, F, C], w_planes
-    [2F, 2C], bias [C], scale_lines [4, C], scale_planes [2C] -> the shapes and dtype of x.
+    [2F, 2C] -> the shapes and dtype of x.
     """
     m, (_, f, c) = x_lines.shape[1], w_lines.shape
     padding = (0, 0), (0, -m % 8), (0, 0)
     tile = tile or default_tile(f, c, x_lines.dtype)
-    # One array, as XLA copies each vector of a stack of blocks in a kernel of its own.
-    vectors = jnp.concatenate([a.ravel().astype(jnp.float32) for a in (scale_lines, scale_planes, bias)])
     x, h = ([jnp.pad(a, padding) for a in field] for field in ((x_lines, x_planes), (h_lines, h_planes)))
     y_lines, y_planes = _whole_tiles(tile, x, h, (w_lines, w_planes), vectors)
     return y_lines[:, :m], y_planes[:, :m]
@@ -104,7 +102,7 @@ def _whole_tiles(tile, x, h, weights, vectors):
         return plgpu.SMEM(shape, dtype, transforms=(plgpu.TilingTransform((8, UNIT)), swizzle))
 
     return plgpu.kernel(
-        functools.partial(_body, grid),
+        functools.partial(_body, grid, vectors.first),
         out_type=tuple(jax.ShapeDtypeStruct(a.shape, stream) for a in x),
         scratch_types=[
             smem(tile.slots, COMPUTE, ROWS, tile.depth),
@@ -126,7 +124,7 @@ def _whole_tiles(tile, x, h, weights, vectors):
             unsafe_no_auto_barriers=True,  # safe: threads only read what TMA writes, and write what they alone read
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-    )(*x, *h, *weights, vectors)
+    )(*x, *h, *weights, vectors.array)
 
 
 class _Tiles(NamedTuple):
@@ -168,7 +166,7 @@ class _Tiles(NamedTuple):
         pl.when(number >= self.planes)(lambda: call(False, number - self.planes))
 
 
-def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs):
+def _body(tiles, first_vector, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs):
     vectors, (y_lines, y_planes), scratch = refs[0], refs[1:3], refs[3:]
     h_smem, w_smem, x_smem, vectors_smem, x_loaded, loaded, consumed = scratch
     width, depth, slots = tiles.tile
@@ -193,13 +191,13 @@ def _body(tiles, x_lines, x_planes, h_lines, h_planes, w_lines, w_planes, *refs)
     def compute(n, planes, component, row, column):
         x_tile, (scale_tile, bias_tile) = x_smem.at[warpgroup], (vectors_smem.at[warpgroup, i] for i in range(2))
         x, y = (x_planes, y_planes) if planes else (x_lines, y_lines)
-        scale, bias = (4 if planes else component) * tiles.columns + column, 6 * tiles.columns + column % tiles.columns
+        scale, channels = (4 + column // tiles.columns if planes else component), column % tiles.columns * width
         window = component, pl.ds(row + warpgroup * ROWS, ROWS), pl.ds(column * width, width)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
         load = functools.partial(plgpu.copy_gmem_to_smem, barrier=x_loaded.at[warpgroup])
         load(x.at[window], x_tile)
-        load(vectors.at[pl.ds(scale * width, width)], scale_tile)
-        load(vectors.at[pl.ds(bias * width, width)], bias_tile)
+        for vector, target in ((scale, scale_tile), (BIAS, bias_tile)):
+            load(vectors.at[first_vector + vector, pl.ds(channels, width)], target)
         steps = tiles.steps * (1 + planes)
         sums = _contract(steps, tiles.before(n), h_smem, w_smem, loaded, consumed, warpgroup)
         plgpu.barrier_wait(x_loaded.at[warpgroup])

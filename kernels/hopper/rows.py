@@ -168,10 +168,10 @@ def bias_types(columns: Columns) -> tuple[Any, Any]:
     return plgpu.SMEM((COMPUTE, bias_columns(columns)), jnp.float32), plgpu.Barrier(num_barriers=COMPUTE)
 
 
-def load_bias(own: tuple[Any, ...], beside: tuple[Any, ...], row: jax.Array, column: jax.Array) -> None:
-    """Begin to load a tile's bias, `Epilogue.load`: `own` ends with `bias_types`; [T, `bias_columns`] is beside."""
+def load_bias(first: int, own: tuple[Any, ...], beside: tuple[Any, ...], row: jax.Array, column: jax.Array) -> None:
+    """Begin to load a tile's bias, for `Epilogue.load`: `own` ends with `bias_types`, and a row per tile is beside."""
     del row
-    plgpu.copy_gmem_to_smem(beside[0].at[column], *own[-2:])
+    plgpu.copy_gmem_to_smem(beside[0].at[first + column], *own[-2:])
 
 
 def add_bias(sums: list[jax.Array], own: tuple[Any, ...]) -> list[jax.Array]:

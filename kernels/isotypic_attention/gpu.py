@@ -15,6 +15,7 @@ from equivit.kernels import mesh
 from equivit.kernels.attention import attend
 from equivit.kernels.hopper import apart
 from equivit.kernels.hopper import heads as heads_kernel
+from equivit.kernels.hopper.vectors import packed
 from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 
@@ -42,7 +43,12 @@ def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _heads(heads, *arrays):
-    return heads_kernel.forward(*arrays, heads=heads)
+    return _multiplied(heads, *arrays)
+
+
+def _multiplied(heads, lines, planes, w_lines, w_planes, bias):
+    (of_bias,) = packed(heads_kernel.of_bias(bias, lines.shape[-1] // heads))
+    return heads_kernel.forward(lines, planes, w_lines, w_planes, of_bias, heads=heads)
 
 
 def _heads_gradient(heads, arrays, gradients):
@@ -54,7 +60,7 @@ def _heads_gradient(heads, arrays, gradients):
     return *field, *apart.natural(weights, c), apart.natural((of_bias,), c)[0]
 
 
-_heads.defvjp(lambda heads, *arrays: (_heads(heads, *arrays), arrays), _heads_gradient)
+_heads.defvjp(lambda heads, *arrays: (_multiplied(heads, *arrays), arrays), _heads_gradient)
 
 
 @jax.custom_vjp
@@ -73,7 +79,7 @@ def _gradient_of_projected(residuals, gradients):
     _, heads, width = y.shape
     d_lines, d_planes = gradients
     no_bias = jnp.zeros(lines.shape[1])
-    (of_heads,) = heads_kernel.forward(d_lines, d_planes, lines.swapaxes(1, 2), planes.T, no_bias, heads=heads)
+    (of_heads,) = _multiplied(heads, d_lines, d_planes, lines.swapaxes(1, 2), planes.T, no_bias)
     weights, of_bias = jax.vjp(lambda *map: linear(field, map), (lines, planes), bias)[1](gradients)
     return of_heads, apart.natural(weights, width // 8, axis=-2), of_bias
 

@@ -10,6 +10,7 @@ from equivit.derivatives import linear
 from equivit.kernels import dispatch
 from equivit.kernels.hopper import norm as norm_kernel
 from equivit.kernels.hopper import norm_gradient
+from equivit.kernels.hopper.vectors import of_field, packed
 from equivit.kernels.isotypic_linear import Field
 from equivit.kernels.norm import reference
 from equivit.kernels.norm.reference import Norm
@@ -33,9 +34,8 @@ def _fork(norm, dtype, field):
 
     def kernel(lines, planes):
         c = lines.shape[-1]
-        return norm_kernel.forward(
-            lines, planes, jnp.ones((4, c)), jnp.ones(2 * c), jnp.zeros(c), norm=norm, dtype=dtype
-        )
+        (parameters,) = packed(of_field(jnp.ones((4, c)), jnp.ones(2 * c), jnp.zeros(c)))
+        return norm_kernel.forward(lines, planes, parameters, norm=norm, dtype=dtype)
 
     field = dispatch.stored(field)  # the kernels need it in memory, where the sum after the branch then reads it
     return field, dispatch.run("norm", "gpu", plain, {"gpu": dispatch.on_rows(kernel, 2)}, field)

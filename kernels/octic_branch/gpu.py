@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from equivit.kernels.hopper import norm as norm_kernel
-from equivit.kernels.hopper import residual
+from equivit.kernels.hopper import residual, vectors
+from equivit.kernels.hopper.vectors import Vectors
 from equivit.kernels.norm import Norm
 from equivit.kernels.octic_branch.reference import Weights
 
 MAPS = ("first_lines", "first_planes", "second_lines", "second_planes")  # among the weights
-Field = tuple[jax.Array, jax.Array]
+Field = tuple[jax.Array, ...]
 
 
 def supported(lines: jax.Array, w: Weights) -> bool:
@@ -26,12 +27,18 @@ def rows(array: jax.Array) -> jax.Array:
     return array.reshape(len(array), -1, array.shape[-1])
 
 
-def normed(lines: jax.Array, planes: jax.Array, w: Weights, norm: Norm) -> Field:
+def packed(w: Weights, first_bias: jax.Array) -> tuple[Vectors, ...]:
+    """The vectors of the norm, of the first map, whose rows are given, and of the sum."""
+    of_norm = vectors.of_field(w.norm_lines, w.norm_planes, w.norm_bias)
+    of_sum = vectors.of_field(w.scale_lines, w.scale_planes, w.second_bias)
+    return vectors.packed(of_norm, first_bias, of_sum)
+
+
+def normed(field: Field, of_norm: Vectors, norm: Norm) -> Field:
     """The norm of a field [k, M, c], in bfloat16."""
-    return norm_kernel.forward(lines, planes, w.norm_lines, w.norm_planes, w.norm_bias, norm=norm, dtype=jnp.bfloat16)
+    return norm_kernel.forward(*field, of_norm, norm=norm, dtype=jnp.bfloat16)
 
 
-def added(lines: jax.Array, planes: jax.Array, h: tuple[jax.Array, ...], w: Weights) -> Field:
+def added(field: Field, h: Field, second: Field, of_sum: Vectors) -> Field:
     """The field plus scale * (h times the second map + bias), for a field h with G channels."""
-    (h_lines, h_planes), scales = h, (w.scale_lines, w.scale_planes)
-    return residual.forward(lines, planes, h_lines, h_planes, w.second_lines, w.second_planes, w.second_bias, *scales)
+    return residual.forward(*field, *h, *second, of_sum)

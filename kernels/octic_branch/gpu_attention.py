@@ -28,11 +28,11 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """The branch; arrays as in `octic_attention`."""
     w, x = Weights(*weights), (gpu.rows(lines), gpu.rows(planes))
-    normed = gpu.normed(*x, w, norm)
-    qkv = heads_kernel.forward(*normed, w.first_lines, w.first_planes, w.first_bias, heads=heads)
+    c = lines.shape[-1] // heads
+    of_norm, of_first, of_sum = gpu.packed(w, heads_kernel.of_bias(w.first_bias, c))
+    qkv = heads_kernel.forward(*gpu.normed(x, of_norm, norm), w.first_lines, w.first_planes, of_first, heads=heads)
     of_images = (a.reshape(-1, lines.shape[-2], *a.shape[1:]).swapaxes(1, 2) for a in qkv)
     attended = attend(*of_images).swapaxes(1, 2)
-    second = apart.arranged((w.second_lines, w.second_planes), attended.shape[-1] // 8, axis=-2)
-    w = w._replace(second_lines=second[0], second_planes=second[1])
-    y_lines, y_planes = gpu.added(*x, apart.forward(attended.reshape(-1, *attended.shape[2:])), w)
+    second = apart.arranged((w.second_lines, w.second_planes), c, axis=-2)
+    y_lines, y_planes = gpu.added(x, apart.forward(attended.reshape(-1, *attended.shape[2:])), second, of_sum)
     return y_lines.reshape(lines.shape), y_planes.reshape(planes.shape)

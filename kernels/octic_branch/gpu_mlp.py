@@ -29,6 +29,7 @@ def supported(lines: jax.Array, weights: Weights, norm: Norm) -> bool:
 def forward(lines: jax.Array, planes: jax.Array, *weights: jax.Array, norm: Norm) -> tuple[jax.Array, jax.Array]:
     """The branch; arrays as in `octic_mlp`."""
     w, x = Weights(*weights), (gpu.rows(lines), gpu.rows(planes))
-    hidden = gelu.forward(*gpu.normed(*x, w, norm), w.first_lines, w.first_planes, w.first_bias)
-    y_lines, y_planes = gpu.added(*x, hidden, w)
+    of_norm, of_first, of_sum = gpu.packed(w, gelu.of_bias(w.first_bias))
+    hidden = gelu.forward(*gpu.normed(x, of_norm, norm), w.first_lines, w.first_planes, of_first)
+    y_lines, y_planes = gpu.added(x, hidden, (w.second_lines, w.second_planes), of_sum)
     return y_lines.reshape(lines.shape), y_planes.reshape(planes.shape)

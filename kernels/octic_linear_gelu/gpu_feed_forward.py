@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from equivit import derivatives
 from equivit.kernels import d8_gelu, dispatch
 from equivit.kernels.hopper import gelu
+from equivit.kernels.hopper.vectors import packed
 from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 
@@ -47,8 +48,12 @@ def _activated(hidden, field, first):
         y = d8_gelu.d8_gelu(*h, implementation="xla")
         return (*h, *y) if hidden else y
 
-    kernel = dispatch.on_rows(functools.partial(gelu.forward, hidden=hidden), 2)
-    return dispatch.run("octic_feed_forward", "gpu", plain, {"gpu": kernel}, field, (*first[0], first[1]))
+    def kernel(lines, planes, w_lines, w_planes, bias):
+        (of_bias,) = packed(gelu.of_bias(bias))
+        return gelu.forward(lines, planes, w_lines, w_planes, of_bias, hidden=hidden)
+
+    on_rows = dispatch.on_rows(kernel, 2)
+    return dispatch.run("octic_feed_forward", "gpu", plain, {"gpu": on_rows}, field, (*first[0], first[1]))
 
 
 def _after_hidden(residuals, slopes):
