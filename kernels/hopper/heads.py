@@ -121,11 +121,11 @@ def _arranged(w_lines, w_planes, c):
         return w_lines, w_planes.reshape(2, width, -1)
     lines, planes = _sources(c)
     tiles = w_lines.shape[-1] // (4 * c)
-    per_tile = w_lines.reshape(4, width, tiles, 4 * c)
-    empty = columns(c).lines - 4 * c
-    placed = [jnp.pad(per_tile[i][..., lines[i]], ((0, 0), (0, 0), (0, empty))) for i in range(4)]
+    empty = columns(c).lines - 4 * c  # which repeat a column: nothing reads them
+    lines = np.pad(lines, ((0, 0), (0, empty)))[:, None, None]
+    w_lines = jnp.take_along_axis(w_lines.reshape(4, width, tiles, 4 * c), lines, axis=-1)
     w_planes = w_planes.reshape(2, width, tiles, 8 * c)[..., planes]
-    return jnp.stack(placed).reshape(4, width, -1), w_planes.reshape(2, width, -1)
+    return w_lines.reshape(4, width, -1), w_planes.reshape(2, width, -1)
 
 
 def _sources(c):
