@@ -149,7 +149,11 @@ def _store(sums, own, beside, results, row, column, *, c):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous head is stored
         place = 0
         for group in _groups([x.astype(stage.dtype) for x in sums], head, c):
-            put(stage.at[:, pl.ds(place, group.shape[1])], group)
+            columns = pl.ds(place, group.shape[1])
+            if c % GROUP:
+                put(stage.at[:, columns], group)
+            else:
+                stage[:, columns] = group
             place += group.shape[1]
         plgpu.commit_smem()
         for i, result in enumerate(results):
@@ -158,7 +162,7 @@ def _store(sums, own, beside, results, row, column, *, c):
 
 
 def put(rows: Any, columns: jax.Array) -> None:
-    """Write columns into rows of shared memory of which some begin in the same bank: JAX 0.12 has to be asked."""
+    """Write columns of rows, some of which begin in the same bank of shared memory: JAX 0.12 refuses that unasked."""
     if store := getattr(plgpu, "store", None):
         store(rows, columns, optimized=False)
     else:
