@@ -51,6 +51,9 @@ def sentences():
     yield f"on circularly shifted images {gap(LONGER, moved, 'swin')} above ({error(LONGER, moved, 'swin')})"
     yield f"trained on shifts loses {trained} points in place"
     yield f"The arm tuned from the ordinary model is {tuned} points below it in place ({of_tuned})"
+    lower = [row["held_out"] for row in entry(f"studies/{LONGER}", "swin_lower")["rows"].values()]
+    falls = [100 * (held_out["0.001"] - held_out["0.0003"]) for held_out in lower]
+    yield f"on held-out images {min(falls):.1f} to {max(falls):.1f} points below (one seed"
     small = "adaptive_small_images"
     gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
     yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
