@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from equivit.kernels import dispatch
 from equivit.kernels.hopper import best, gelu, heads, residual
-from equivit.kernels.hopper.vectors import Vectors
+from equivit.kernels.hopper.vectors import OF_FIELD, Vectors
 from experiments import findings, flags, machine, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
@@ -90,7 +90,7 @@ def cases(shape: Shape) -> Iterator[Case]:
     for width in (c, f):
         shapes = stream | dict(h_lines=(4, m, width), h_planes=(2, m, 2 * width)) | weights(width, c)
         tiles = residual.tiles(width, c, STREAM)
-        yield case(best.key(residual.NAME, width, c, STREAM), shapes, (7, c), residual.forward, tiles)
+        yield case(best.key(residual.NAME, width, c, STREAM), shapes, (OF_FIELD, c), residual.forward, tiles)
 
 
 def measure(case: Case, options, budget) -> list[dict]:

@@ -16,14 +16,13 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from equivit.kernels.hopper.vectors import Vectors
+from equivit.kernels.hopper.vectors import OF_FIELD, Vectors
 from equivit.kernels.norm import Norm
 
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 BLOCKS = 2  # per multiprocessor, of 128 threads with up to 168 registers and 101 KB of shared memory at 160 channels
 ROWS = 8  # of a tile: two for each warp
 SLOTS = 2  # tiles of a block that are loaded, being loaded, or in the backward pass being stored
-VECTORS = 7  # the scales, and the bias
 WIDEST = 160  # most channels: 80 registers of a thread hold a tile
 Ref = Any  # an array in memory, as Pallas passes it to a kernel
 # Each of the four warps holds rows of its own, 32 channels at a time, so that reading them meets no bank conflict.
@@ -63,7 +62,7 @@ def forward(
             plgpu.SMEM((SLOTS, 2, ROWS, 2, c), lines.dtype),
             plgpu.SMEM((4, ROWS, c), dtype),
             plgpu.SMEM((2, ROWS, 2, c), dtype),
-            plgpu.SMEM((VECTORS, c), jnp.float32),
+            plgpu.SMEM((OF_FIELD, c), jnp.float32),
             plgpu.Barrier(num_arrivals=2, num_barriers=SLOTS),
             plgpu.Barrier(num_arrivals=1),
         ],
@@ -141,7 +140,7 @@ def _body(norm, count, blocks, first, *refs):
             ref[...] = value.astype(ref.dtype)
         store((out_lines, out_planes), (y_lines, y_planes), rows)
 
-    plgpu.copy_gmem_to_smem(parameters.at[pl.ds(first, VECTORS)], vectors, ready)
+    plgpu.copy_gmem_to_smem(parameters.at[pl.ds(first, OF_FIELD)], vectors, ready)
     tiles.start()
     plgpu.barrier_wait(ready)
     tiles.visit(normalise)
@@ -163,7 +162,7 @@ def _normalised(norm, lines, planes, vectors):
     """The `components` of a tile, normalised, [rows, C] each."""
     values = centred(lines, planes)
     inverse = inverse_deviation(values, norm)
-    *scales, bias = (jax.lax.broadcast_in_dim(vectors[i], lines.shape[1:], (1,)) for i in range(VECTORS))
+    *scales, bias = (jax.lax.broadcast_in_dim(vectors[i], lines.shape[1:], (1,)) for i in range(OF_FIELD))
     scales += scales[4:]  # both rows of E have the same
     results = [x * inverse * scale for x, scale in zip(values, scales, strict=True)]
     return results[0] + bias, *results[1:]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from equivit.kernels.hopper import best
-from equivit.kernels.hopper.vectors import Vectors
+from equivit.kernels.hopper.vectors import OF_FIELD, Vectors
 
 NAME = "octic_residual"
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
@@ -29,7 +29,6 @@ COMPUTE = 2  # compute warpgroups per block
 WIDEST = 160  # most channels of a tile: 80 registers of a thread hold its sums
 MOST_SLOTS = 8  # steps of the contraction in the ring buffer
 SHARED_BYTES = 227 * 1024  # of a block
-BIAS = 6  # its row, after the scales
 UNIT = 32  # channels of the tiles in shared memory, whose 16-byte units are swizzled
 
 
@@ -196,7 +195,7 @@ def _body(tiles, first_vector, x_lines, x_planes, h_lines, h_planes, w_lines, w_
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the previous tile is stored
         load = functools.partial(plgpu.copy_gmem_to_smem, barrier=x_loaded.at[warpgroup])
         load(x.at[window], x_tile)
-        for vector, target in ((scale, scale_tile), (BIAS, bias_tile)):
+        for vector, target in ((scale, scale_tile), (OF_FIELD - 1, bias_tile)):
             load(vectors.at[first_vector + vector, pl.ds(channels, width)], target)
         steps = tiles.steps * (1 + planes)
         sums = _contract(steps, tiles.before(n), h_smem, w_smem, loaded, consumed, warpgroup)

@@ -10,6 +10,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+OF_FIELD = 7  # vectors of `of_field`, the bias last
+
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["first"])
 @dataclasses.dataclass(frozen=True)
