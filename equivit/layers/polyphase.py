@@ -7,9 +7,8 @@ up to rounding.
 """
 
 import functools
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ import numpy as np
 
 from equivit.derivatives import zero_slope
 from equivit.kernels.neighbours import neighbours
-from equivit.layers.dense import patchify
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -76,6 +74,14 @@ def at_chosen_phase(layer: Any, x: jax.Array, stride: Pair, select: str) -> tupl
 # ---- The norm of each phase
 
 
+class Others(NamedTuple):
+    """Pixels that meet a block's pixels under a kernel: some rows and columns of the block further by `lag` blocks."""
+
+    lag: Pair
+    rows: Pair
+    columns: Pair
+
+
 def lattice_norms(x: jax.Array, stride: Pair) -> jax.Array:
     """The l2 norm of each polyphase component, in at least float32.
 
@@ -107,111 +113,94 @@ def embedding_norms(
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     x, kernel, bias = (a.astype(dtype) for a in (x, kernel, bias))
-    lags, pairs, factors = _pairs(kernel.shape[:3], stride)
-    taps = _blocks_of_taps(kernel, stride)
-    linear = jnp.matmul(taps, bias, precision=EXACT).sum((0, 1))
-    weights = jnp.asarray(factors, dtype) * _spectrum(_products_of_taps(taps, lags), linear, pairs, stride)
-    turned = jnp.stack([-weights[:, 1], weights[:, 0]], 1)
+    others, moments, factors = _moments(kernel.shape[:3], stride)
+    waves = tuple(jnp.asarray(wave, dtype) for wave in _waves(stride))
+    weights = _spectrum(_products_of_taps(kernel, bias, stride, others), moments, waves) * jnp.asarray(factors, dtype)
+    turned = jnp.stack([-weights[:, :, 1], weights[:, :, 0]], 2)
     h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
     blocks = jnp.roll(x, padding, (1, 2)).reshape(len(x), h, stride[0], w, stride[1], x.shape[-1])
-    planes = blocks.transpose(0, 2, 4, 5, 1, 3)
-    products, total = _products_of_blocks(planes, lags, (kernel.shape[0], kernel.shape[1]))
-    spectrum = _spectrum(products, total, pairs, stride)
-    product = jnp.stack([(factor * spectrum).sum((1, 2)) for factor in (weights, turned)], 1)
-    found = jnp.einsum("befg,pcfe,qcg->bpq", product, *_waves(stride, dtype), precision=EXACT)
-    found = found.reshape(len(x), stride[0] * stride[1]) + h * w * jnp.square(bias).sum()
-    return jnp.sqrt(jnp.maximum(found, 0))
+    spectrum = _spectrum(_products_of_blocks(blocks.transpose(0, 2, 4, 5, 1, 3), others), moments, waves)
+    product = jnp.stack([(factor * spectrum).sum((3, 4)) for factor in (weights, turned)], -1)
+    squares = jnp.einsum("begf,pec,cqgf->bpq", product, *waves, precision=EXACT)
+    squares = squares.reshape(len(x), stride[0] * stride[1]) + h * w * jnp.square(bias).sum()
+    return jnp.sqrt(jnp.maximum(squares, 0))
 
 
-def _products_of_blocks(planes: jax.Array, lags: list[Pair], taps: Pair) -> tuple[jax.Array, jax.Array]:
-    """Sums of products of blocks with the blocks offset by `lags`, 0 for pixels that no kernel spans; sums of blocks.
+def _products_of_blocks(planes: jax.Array, others: Sequence[Others]) -> jax.Array:
+    """Sums over positions of the products of a block's entries with others and with 1.
 
     All share one matrix product: one wide product is faster than many narrow ones.  Positions come last, so neighbours
     are joined by copies of whole maps.
 
-    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, lags, entries, entries] and
-    [B, entries].
+    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, entries, others + 1].
     """
-    b, *stride, channels, h, w = planes.shape
-    entries = math.prod(stride) * channels
-    spans = [(_met(i, taps[0], stride[0]), _met(j, taps[1], stride[1])) for i, j in lags]
-    others = neighbours(planes, lags, spans)
-    flat = (jax.lax.collapse(jax.lax.collapse(other, 4), 1, 4) for other in others)
-    joined = jnp.concatenate([*flat, jnp.ones((b, 1, h * w), planes.dtype)], 1)
-    product = jnp.einsum("bin,bjn->bij", planes.reshape(b, entries, h * w), joined, precision=EXACT)
-    ends, products = np.cumsum([math.prod(other.shape[1:4]) for other in others]), []
-    *parts, total = jnp.split(product, ends, -1)
-    for part, other, span in zip(parts, others, spans, strict=True):
-        missing = [(start, size - stop) for (start, stop), size in zip(span, stride, strict=True)]
-        part = part.reshape(b, entries, *other.shape[1:4])
-        products.append(jnp.pad(part, [(0, 0), (0, 0), *missing, (0, 0)]).reshape(b, entries, entries))
-    return jnp.stack(products, 1), total[..., 0]
+    flat, *beside = (
+        jax.lax.collapse(jax.lax.collapse(a, 4), 1, 4)
+        for a in (planes, *neighbours(planes, [o.lag for o in others], [(o.rows, o.columns) for o in others]))
+    )
+    joined = jnp.concatenate([*beside, jnp.ones_like(flat[:, :1])], 1)
+    return jnp.einsum("bin,bjn->bij", flat, joined, precision=EXACT)
 
 
-def _met(lag: int, taps: int, stride: int) -> Pair:
-    """The range of rows of a block that a kernel can span together with rows of the block `lag` blocks before."""
-    return max(0, 1 - taps - stride * lag), min(stride, taps + stride * (1 - lag) - 1)
-
-
-def _blocks_of_taps(kernel: jax.Array, stride: Pair) -> jax.Array:
-    """[kh, kw, C, D] -> [gh, gw, sh sw C, D], padded with zeros to gh x gw blocks."""
+def _products_of_taps(kernel: jax.Array, bias: jax.Array, stride: Pair, others: Sequence[Others]) -> jax.Array:
+    """The same of the blocks of a kernel, with the bias in place of 1: [kh, kw, C, D] -> [entries, others + 1]."""
     short = [(0, -k % s) for k, s in zip(kernel.shape[:2], stride, strict=True)]
     kernel = jnp.pad(kernel, (*short, (0, 0), (0, 0)))
-    grid = [k // s for k, s in zip(kernel.shape[:2], stride, strict=True)]
-    blocks = patchify(jnp.moveaxis(kernel, -1, 0), stride)
-    return jnp.moveaxis(blocks.reshape(-1, *grid, blocks.shape[-1]), 0, -1)
-
-
-def _products_of_taps(taps: jax.Array, lags: list[Pair]) -> jax.Array:
-    """Products of blocks with the blocks offset by `lags`: [gh, gw, entries, D] -> [lags, entries, entries]."""
-    products = []
-    for i, j in lags:
-        one, other = taps[: len(taps) - i], taps[i:]
+    (kh, kw, channels, width), (sh, sw) = kernel.shape, stride
+    blocks = kernel.reshape(kh // sh, sh, kw // sw, sw, channels, width).swapaxes(1, 2)
+    flat, products = jax.lax.collapse(blocks, 2, 5), []
+    for (i, j), rows, columns in others:
+        one, other = flat[: len(flat) - i], blocks[i:, :, slice(*rows), slice(*columns)]
         one, other = (one[:, : one.shape[1] - j], other[:, j:]) if j >= 0 else (one[:, -j:], other[:, :j])
-        products.append(jnp.einsum("hwid,hwjd->ij", one, other, precision=EXACT))
-    return jnp.stack(products)
+        products.append(jnp.einsum("hwid,hwjd->ij", one, jax.lax.collapse(other, 2, 5), precision=EXACT))
+    linear = jnp.einsum("hwid,d->i", flat, bias, precision=EXACT)
+    return jnp.concatenate([*products, linear[:, None]], 1)
 
 
-def _spectrum(products: jax.Array, total: jax.Array, pairs: np.ndarray, stride: Pair) -> jax.Array:
-    """Fourier transforms (real, imaginary) of second and first moments over places modulo the stride.
+def _spectrum(products: jax.Array, moments: np.ndarray, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Fourier transforms of second and first moments over places modulo the stride.
 
-    Shapes: products [*B, lags, entries, entries] and total [*B, entries] -> [*B, moments, 2, sh, sw // 2 + 1].
+    Moments come last, so that both transforms are matrix products without transposes.
+
+    Shapes: [*B, entries, others + 1] -> [*B, sh // 2 + 1, sw, 2, moments], real and imaginary.
     """
-    batch = total.shape[:-1]
-    second = jax.lax.collapse(products, len(batch))[..., pairs]
-    first = jnp.moveaxis(total.reshape(*batch, *stride, total.shape[-1] // math.prod(stride)), -1, -3)
-    moments = jnp.concatenate([second, first], -3)
-    return jnp.einsum("...pq,pcfe,qcg->...efg", moments, *_waves(stride, moments.dtype), precision=EXACT)
+    places = jax.lax.collapse(products, products.ndim - 2)[..., moments]
+    rows = jnp.einsum("...pqm,pec->...ecqm", places, waves[0], precision=EXACT)
+    return jnp.einsum("...ecqm,cqgf->...egfm", rows, waves[1], precision=EXACT)
 
 
-def _waves(stride: Pair, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """The matrices of a complex Fourier transform along rows and a real one along columns.
+def _waves(stride: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """The matrices of a real Fourier transform along rows and a complex one along columns.
 
-    Matrices, because `jnp.fft` would gather the images of all devices on each.  Columns need only frequencies up to
-    1/2.  Shapes: [sh, 2, sh, 2] and [sw, 2, sw // 2 + 1].
+    Matrices, because `jnp.fft` would gather the images of all devices on each.  Rows need only frequencies up to 1/2.
+    Shapes: [sh, sh // 2 + 1, 2] and [2, sw, sw, 2].
     """
-    (sh, sw), number = stride, stride[1] // 2 + 1
-    rows, columns = (2 * np.pi * np.outer(range(s), range(n)) / s for s, n in ((sh, sh), (sw, number)))
-    real, imaginary = (np.stack(pair, -1) for pair in ((np.cos(rows), -np.sin(rows)), (np.sin(rows), np.cos(rows))))
-    columns = np.stack([np.cos(columns), -np.sin(columns)], 1)
-    return jnp.asarray(np.stack([real, imaginary], 1), dtype), jnp.asarray(columns, dtype)
+    (sh, sw), number = stride, stride[0] // 2 + 1
+    rows, columns = (2 * np.pi * np.outer(range(s), range(n)) / s for s, n in ((sh, number), (sw, sw)))
+    real, imaginary = (
+        np.stack(pair, -1) for pair in ((np.cos(columns), -np.sin(columns)), (np.sin(columns), np.cos(columns)))
+    )
+    return np.stack([np.cos(rows), -np.sin(rows)], -1), np.stack([real, imaginary])
 
 
 @functools.lru_cache
-def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.ndarray, np.ndarray]:
-    """Index the second moments among the products of blocks.
+def _moments(size: tuple[int, int, int], stride: Pair) -> tuple[list[Others], np.ndarray, np.ndarray]:
+    """Index the moments among the products of blocks.
 
     Returns:
-      The required distances between two blocks; opposite distances are transposes.
-      The index into the products [distances of blocks, entries, entries], for each distance of two taps, pair of
-      channels and place of the first pixel: [moments, sh, sw].  Only one of two opposite distances is included.
-      The multiplicity of each moment and frequency, divided by the number of places: [moments, 1, 1, sw // 2 + 1].
+      The blocks that a kernel spans together; the products of opposite ones are transposes.
+      The index into the products [entries, others + 1], for each second moment (distance of two taps and pair of
+      channels) and each first one (channel), and place of the first pixel: [sh, sw, moments].  Only one of two opposite
+      distances is included.
+      The multiplicity of each frequency and moment, divided by the number of places: [sh // 2 + 1, 1, 1, moments].
     """
     (kh, kw, channels), (sh, sw) = size, stride
     reach = [-(-(k + s - 1) // s) for k, s in zip((kh, kw), stride, strict=True)]
     lags = [(i, j) for i in range(reach[0]) for j in range(1 - reach[1], reach[1]) if (i, j) >= (0, 0)]
+    others = [Others((i, j), _met(i, kh, sh), _met(j, kw, sw)) for i, j in lags]
     number = np.zeros((reach[0], 2 * reach[1] - 1), int)
     number[tuple(np.transpose(lags))] = np.arange(len(lags))
+    found = _columns(others, (sh, sw, channels))
 
     distances = np.array([(i, j) for i in range(kh) for j in range(1 - kw, kw) if (i, j) >= (0, 0)])
     shape = (len(distances), channels, channels, sh, sw)
@@ -223,11 +212,27 @@ def _pairs(size: tuple[int, int, int], stride: Pair) -> tuple[list[Pair], np.nda
     one, other = (row * sw + column) * channels + c, (other_row * sw + other_column) * channels + other_c
     back = (down == 0) & (right < 0)
     one, other = np.where(back, other, one), np.where(back, one, other)
-    entries = sh * sw * channels
-    pairs = (number[down, np.where(back, -right, right)] * entries + one) * entries + other
-    pairs = np.broadcast_to(pairs, shape).reshape(-1, sh, sw).astype(np.int32)
+    width = found.max() + 2  # the last column has the sums of entries
+    second = one * width + found[number[down, np.where(back, -right, right)], other]
+    first = np.arange(channels)[:, None, None] + channels * np.arange(sh * sw).reshape(stride)
+    moments = np.concatenate([second.reshape(-1, sh, sw), first * width + width - 1])
 
-    twice = np.full((len(pairs) + channels, 1, 1, sw // 2 + 1), 2 / (sh * sw))
-    twice[: channels**2] /= 2  # a distance of 0 is its own opposite
-    twice[..., 1 : (sw + 1) // 2] *= 2  # these frequencies count twice
-    return lags, pairs, twice
+    twice = np.full((sh // 2 + 1, 1, 1, len(moments)), 2 / (sh * sw))
+    twice[..., : channels**2] /= 2  # a distance of 0 is its own opposite
+    twice[1 : (sh + 1) // 2] *= 2  # these frequencies count twice
+    return others, np.moveaxis(moments, 0, -1).astype(np.int32), twice
+
+
+def _met(lag: int, taps: int, stride: int) -> Pair:
+    """The range of rows of a block that a kernel can span together with rows of the block `lag` blocks before."""
+    return max(0, 1 - taps - stride * lag), min(stride, taps + stride * (1 - lag) - 1)
+
+
+def _columns(others: Sequence[Others], block: tuple[int, int, int]) -> np.ndarray:
+    """The column of the products for each entry of each other block, -1 for none: [others, entries]."""
+    columns, count = np.full((len(others), *block), -1), 0
+    for number, (_, rows, places) in enumerate(others):
+        part = columns[number, slice(*rows), slice(*places)]
+        part[...] = count + np.arange(part.size).reshape(part.shape)
+        count += part.size
+    return columns.reshape(len(others), -1)
