@@ -8,14 +8,14 @@ up to rounding.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from equivit.derivatives import zero_slope
-from equivit.kernels.neighbours import neighbours
+from equivit.kernels.neighbours import Neighbour, neighbours
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -74,14 +74,6 @@ def at_chosen_phase(layer: Any, x: jax.Array, stride: Pair, select: str) -> tupl
 # ---- The norm of each phase
 
 
-class Others(NamedTuple):
-    """Pixels that meet a block's pixels under a kernel: some rows and columns of the block further by `lag` blocks."""
-
-    lag: Pair
-    rows: Pair
-    columns: Pair
-
-
 def lattice_norms(x: jax.Array, stride: Pair) -> jax.Array:
     """The l2 norm of each polyphase component, in at least float32.
 
@@ -126,7 +118,7 @@ def embedding_norms(
     return jnp.sqrt(jnp.maximum(squares, 0))
 
 
-def _products_of_blocks(planes: jax.Array, others: Sequence[Others]) -> jax.Array:
+def _products_of_blocks(planes: jax.Array, others: Sequence[Neighbour]) -> jax.Array:
     """Sums over positions of the products of a block's entries with others and with 1.
 
     All share one matrix product: one wide product is faster than many narrow ones.  Positions come last, so neighbours
@@ -134,15 +126,12 @@ def _products_of_blocks(planes: jax.Array, others: Sequence[Others]) -> jax.Arra
 
     Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, entries, others + 1].
     """
-    flat, *beside = (
-        jax.lax.collapse(jax.lax.collapse(a, 4), 1, 4)
-        for a in (planes, *neighbours(planes, [o.lag for o in others], [(o.rows, o.columns) for o in others]))
-    )
+    flat, *beside = (jax.lax.collapse(jax.lax.collapse(a, 4), 1, 4) for a in (planes, *neighbours(planes, others)))
     joined = jnp.concatenate([*beside, jnp.ones_like(flat[:, :1])], 1)
     return jnp.einsum("bin,bjn->bij", flat, joined, precision=EXACT)
 
 
-def _products_of_taps(kernel: jax.Array, bias: jax.Array, stride: Pair, others: Sequence[Others]) -> jax.Array:
+def _products_of_taps(kernel: jax.Array, bias: jax.Array, stride: Pair, others: Sequence[Neighbour]) -> jax.Array:
     """The same of the blocks of a kernel, with the bias in place of 1: [kh, kw, C, D] -> [entries, others + 1]."""
     short = [(0, -k % s) for k, s in zip(kernel.shape[:2], stride, strict=True)]
     kernel = jnp.pad(kernel, (*short, (0, 0), (0, 0)))
@@ -184,7 +173,7 @@ def _waves(stride: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache
-def _moments(size: tuple[int, int, int], stride: Pair) -> tuple[list[Others], np.ndarray, np.ndarray]:
+def _moments(size: tuple[int, int, int], stride: Pair) -> tuple[list[Neighbour], np.ndarray, np.ndarray]:
     """Index the moments among the products of blocks.
 
     Returns:
@@ -197,7 +186,7 @@ def _moments(size: tuple[int, int, int], stride: Pair) -> tuple[list[Others], np
     (kh, kw, channels), (sh, sw) = size, stride
     reach = [-(-(k + s - 1) // s) for k, s in zip((kh, kw), stride, strict=True)]
     lags = [(i, j) for i in range(reach[0]) for j in range(1 - reach[1], reach[1]) if (i, j) >= (0, 0)]
-    others = [Others((i, j), _met(i, kh, sh), _met(j, kw, sw)) for i, j in lags]
+    others = [Neighbour((i, j), _met(i, kh, sh), _met(j, kw, sw)) for i, j in lags]
     number = np.zeros((reach[0], 2 * reach[1] - 1), int)
     number[tuple(np.transpose(lags))] = np.arange(len(lags))
     found = _columns(others, (sh, sw, channels))
@@ -228,7 +217,7 @@ def _met(lag: int, taps: int, stride: int) -> Pair:
     return max(0, 1 - taps - stride * lag), min(stride, taps + stride * (1 - lag) - 1)
 
 
-def _columns(others: Sequence[Others], block: tuple[int, int, int]) -> np.ndarray:
+def _columns(others: Sequence[Neighbour], block: tuple[int, int, int]) -> np.ndarray:
     """The column of the products for each entry of each other block, -1 for none: [others, entries]."""
     columns, count = np.full((len(others), *block), -1), 0
     for number, (_, rows, places) in enumerate(others):

@@ -6,21 +6,19 @@ import jax
 
 from equivit.kernels import dispatch
 from equivit.kernels.neighbours import reference, tpu
-from equivit.kernels.neighbours.reference import Pair
+from equivit.kernels.neighbours.reference import Neighbour
 
-__all__ = ["neighbours"]
+__all__ = ["Neighbour", "neighbours"]
 
 
-def neighbours(
-    planes: jax.Array, lags: Sequence[Pair], spans: Sequence[tuple[Pair, Pair]], *, implementation: str = "auto"
-) -> list[jax.Array]:
-    """Some pixels of the blocks that lie further by each lag, for each block of a map.
+def neighbours(planes: jax.Array, which: Sequence[Neighbour], *, implementation: str = "auto") -> list[jax.Array]:
+    """Some pixels of the blocks that lie beside each block of a map on a torus.
 
-    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, rows, columns, C, h, w] for each lag.
+    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, rows, columns, C, h, w] for each
+    neighbour.
 
     Args:
-      lags: blocks down, none negative, and to the right.
-      spans: rows and columns of a block's pixels, each (start, stop), for each lag.
+      which: the neighbours; a lag is in blocks down, not negative, and to the right.
       implementation: "reference" rolls these pixels alone, "tpu" cuts them from one padded map; all others are "tpu" on
         a TPU, else "reference".
 
@@ -29,12 +27,12 @@ def neighbours(
     """
     chosen, forms = dispatch.chosen("neighbours", implementation), {"reference": reference, "tpu": tpu}
     if chosen in forms:
-        return forms[chosen].neighbours(planes, lags, spans)
+        return forms[chosen].neighbours(planes, which)
 
     def on_tpu(planes: jax.Array) -> list[jax.Array]:
-        return tpu.neighbours(planes, lags, spans)
+        return tpu.neighbours(planes, which)
 
     def plain(planes: jax.Array) -> list[jax.Array]:
-        return reference.neighbours(planes, lags, spans)
+        return reference.neighbours(planes, which)
 
     return jax.lax.platform_dependent(planes, tpu=on_tpu, default=plain)
