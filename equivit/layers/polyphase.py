@@ -119,7 +119,7 @@ def embedding_norms(
 
 
 def _products_of_blocks(planes: jax.Array, others: Sequence[Neighbour]) -> jax.Array:
-    """Sums over positions of the products of a block's entries with others and with 1.
+    """Products of a block's entries with entries of its neighbours and with 1, summed over positions.
 
     All share one matrix product: one wide product is faster than many narrow ones.  Positions come last, so neighbours
     are joined by copies of whole maps.
@@ -132,7 +132,7 @@ def _products_of_blocks(planes: jax.Array, others: Sequence[Neighbour]) -> jax.A
 
 
 def _products_of_taps(kernel: jax.Array, bias: jax.Array, stride: Pair, others: Sequence[Neighbour]) -> jax.Array:
-    """The same of the blocks of a kernel, with the bias in place of 1: [kh, kw, C, D] -> [entries, others + 1]."""
+    """The same for the blocks of a kernel, with the bias in place of 1: [kh, kw, C, D] -> [entries, others + 1]."""
     short = [(0, -k % s) for k, s in zip(kernel.shape[:2], stride, strict=True)]
     kernel = jnp.pad(kernel, (*short, (0, 0), (0, 0)))
     (kh, kw, channels, width), (sh, sw) = kernel.shape, stride
@@ -177,7 +177,7 @@ def _moments(size: tuple[int, int, int], stride: Pair) -> tuple[list[Neighbour],
     """Index the moments among the products of blocks.
 
     Returns:
-      The blocks that a kernel spans together; the products of opposite ones are transposes.
+      The neighbours that a kernel spans together with a block; products with opposite ones are transposes.
       The index into the products [entries, others + 1], for each second moment (distance of two taps and pair of
       channels) and each first one (channel), and place of the first pixel: [sh, sw, moments].  Only one of two opposite
       distances is included.
@@ -218,7 +218,7 @@ def _met(lag: int, taps: int, stride: int) -> Pair:
 
 
 def _columns(others: Sequence[Neighbour], block: tuple[int, int, int]) -> np.ndarray:
-    """The column of the products for each entry of each other block, -1 for none: [others, entries]."""
+    """The column of the products for each entry of each neighbour, -1 for none: [neighbours, entries]."""
     columns, count = np.full((len(others), *block), -1), 0
     for number, (_, rows, places) in enumerate(others):
         part = columns[number, slice(*rows), slice(*places)]
