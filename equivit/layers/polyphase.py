@@ -146,7 +146,7 @@ def _products_of_taps(kernel: jax.Array, bias: jax.Array, stride: Pair, others: 
     return jnp.concatenate([*products, linear[:, None]], 1)
 
 
-def _spectrum(products: jax.Array, moments: np.ndarray, waves: tuple[jax.Array, jax.Array]) -> jax.Array:
+def _spectrum(products: jax.Array, moments: np.ndarray, waves: Sequence[jax.Array]) -> jax.Array:
     """Fourier transforms of second and first moments over places modulo the stride.
 
     Moments come last, so that both transforms are matrix products without transposes.
