@@ -8,9 +8,11 @@ PAGE = Page("studies/adaptive")
 LONGER = "adaptive_longer"
 
 
-@PAGE.table(
-    "Swin, 2,500 steps | best rate | top-1 | shifted | shifted, zeros | C-Cons | S-Cons | training loss", "swin"
-)
+HEADING = "{}, 2,500 steps | best rate | top-1 | shifted | shifted, zeros | C-Cons | S-Cons | training loss"
+
+
+@PAGE.table(HEADING.format("Swin"), "swin")
+@PAGE.table(HEADING.format("CvT"), "cvt")
 def adaptive_longer(model: str):
     for arm, row in entry(f"studies/{LONGER}", model)["rows"].items():
         figures = [spread(row[key]) for key in ("top1", "shifted", "zeros")]
@@ -42,15 +44,20 @@ def adaptive_p4m():
         yield [name, *cells, ", ".join(counts)]
 
 
-def sentences():
+def of_longer(model: str):
     pairs = [f"{arm} - ordinary, top1" for arm in ("adaptive", "ordinary, trained on shifts", "adaptive, tuned")]
-    place, trained, tuned = (gap(LONGER, pair, "swin") for pair in pairs)
+    place, trained, tuned = (gap(LONGER, pair, model) for pair in pairs)
     moved = "adaptive - ordinary, shifted"
-    of_place, of_tuned = (error(LONGER, pair, "swin") for pair in (pairs[0], pairs[2]))
+    of_place, of_tuned = (error(LONGER, pair, model) for pair in (pairs[0], pairs[2]))
     yield f"the adaptive model is {place} points below the ordinary one (standard error {of_place})"
-    yield f"on circularly shifted images {gap(LONGER, moved, 'swin')} above ({error(LONGER, moved, 'swin')})"
+    yield f"on circularly shifted images {gap(LONGER, moved, model)} above ({error(LONGER, moved, model)})"
     yield f"trained on shifts loses {trained} points in place"
     yield f"The arm tuned from the ordinary model is {tuned} points below it in place ({of_tuned})"
+
+
+def sentences():
+    yield from of_longer("swin")
+    yield from of_longer("cvt")
     lower = [row["held_out"] for row in entry(f"studies/{LONGER}", "swin_lower")["rows"].values()]
     falls = [100 * (held_out["0.001"] - held_out["0.0003"]) for held_out in lower]
     yield f"on held-out images {min(falls):.1f} to {max(falls):.1f} points below (one seed"
