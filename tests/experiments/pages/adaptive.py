@@ -58,6 +58,11 @@ def of_longer(model: str):
 def sentences():
     yield from of_longer("swin")
     yield from of_longer("cvt")
+    zeros = "adaptive - ordinary, zeros"
+    yield f"after shifts with zeros it is {gap(LONGER, zeros, 'cvt')} below ({error(LONGER, zeros, 'cvt')})"
+    rates, rows = (entry(f"studies/{LONGER}", "cvt")[name] for name in ("rates", "rows"))
+    inside = all(min(rates) < row["rate"] < max(rates) for row in rows.values())
+    yield f"In every arm the best rate lies {'inside' if inside else 'at an edge of'} the grid"
     lower = [row["held_out"] for row in entry(f"studies/{LONGER}", "swin_lower")["rows"].values()]
     falls = [100 * (held_out["0.001"] - held_out["0.0003"]) for held_out in lower]
     yield f"on held-out images {min(falls):.1f} to {max(falls):.1f} points below (one seed"
