@@ -34,7 +34,11 @@ from experiments.studies.octic_equal_compute import FAMILIES, Model
 ARMS = {"plain": ("plain", []), "plain, turned": ("plain", ["data.augment.octic=True"])}
 ARMS |= {family: (family, []) for family in FAMILIES}
 SYMMETRIC = ("I8", "D8")
-ENTRIES = {"blood_cells": "xavier", "cifar10": "cifar10"}  # of the JSON of `octic_equal_compute`
+ENTRIES = {
+    "blood_cells": "xavier",
+    "cifar10": "cifar10_xavier",
+    "patterns": "patterns",
+}  # of the JSON of `octic_equal_compute`
 ANGLES = tuple(range(0, 360, STEP))
 QUARTER = 90
 BATCH = 200

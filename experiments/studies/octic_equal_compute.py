@@ -1,6 +1,7 @@
 """Plain, H8, I8 and D8 on small images at equal compute.
 
     python -m experiments studies.octic_equal_compute --blood_cells=npz:pbc_wbc96.npz --cifar10=npz:cifar10.npz
+    python -m experiments studies.octic_equal_compute --patterns=npz:patterns.npz  # of studies.patterns
 
 At equal width an octic model does less arithmetic (`octic_small_images.py`).  Here a plain ViT sets two budgets: the
 multiply-adds of a forward pass, and the time of a training step on this machine, measured in turn in one process.
@@ -29,7 +30,7 @@ from experiments.studies import held_out, several_seeds
 # 17 tokens, and so few images that two hours on two cores are a dozen epochs of each run.  Mirrored and shifted images
 # for every model: as on CIFAR, nothing is turned in training.
 CELLS = ["data.image_size=(48,48)", "model.image_size=(48,48)", "model.patch_size=12", "model.num_classes=8"]
-DATA = {"blood_cells": CELLS, "cifar10": ["model.patch_size=8", "data.eval_examples=2000"]}
+DATA = {"blood_cells": CELLS, "cifar10": ["model.patch_size=8", "data.eval_examples=2000"], "patterns": CELLS}
 SHARED = ["data.train_examples=5000", "model.depth=4", "model.layer_scale=0.1", "schedule.min_lr=0.0"]
 SHARED += ["checkpoint.every_seconds=60", *several_seeds.SMALL, *several_seeds.QUIET]
 FAMILIES = ("H8", "I8", "D8")
@@ -267,8 +268,8 @@ def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
 
 def _options(arguments):
     parser = flags.parser(__doc__, __file__)
-    for flag in ("--blood_cells", "--cifar10"):
-        parser.add_argument(flag, help="its source, such as npz:<file> with splits train and test")
+    for name in DATA:
+        parser.add_argument(f"--{name}", help="its source, such as npz:<file> with splits train and test")
     parser.add_argument("--width", type=int, default=64, help="of the plain model (%(default)s)")
     parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))
     parser.add_argument("--rules", default=list(RULES), type=flags.one_of(RULES), help="budgets (both)")

@@ -120,7 +120,7 @@ def test_gains_are_over_plain_on_the_same_data_and_only_of_whole_rows():
 
 def test_impossible_options_are_refused(capsys):
     for arguments, message in (
-        ([], "nothing to train on; give --blood_cells=npz:<file> or --cifar10=npz:<file>"),
+        ([], "nothing to train on; give --blood_cells=npz:<file> or --cifar10=npz:<file> or --pat"),
         (["--cifar10=npz:x", "--width=104"], "--width=104 is no multiple of 8 with heads of 16 to 64 channels"),
     ):
         with pytest.raises(SystemExit):
