@@ -3,8 +3,11 @@
 `constraints.py` declares the valid values of fields.
 """
 
+import contextlib
 import difflib
 import math
+import os
+import pathlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -75,6 +78,15 @@ def nearest(value: Any, known: Iterable[Any]) -> str:
     """ "; the nearest is 'x'", or "" if no known name is near."""
     found = near(str(value), map(str, known), 1)
     return f"; the nearest is {shown(found[0])}" if found else ""
+
+
+def nearest_path(path: pathlib.Path) -> str:
+    """The end of a message about a missing path: its missing directory, or the most similar name beside it, or ""."""
+    if not path.parent.is_dir():
+        return f"; there is no directory {path.parent} either"
+    with contextlib.suppress(PermissionError):
+        return nearest(path.name, os.listdir(path.parent))
+    return ""
 
 
 def near(word: str, known: Iterable[str], most: int) -> list[str]:

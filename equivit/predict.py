@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from equivit import command, errors
+from equivit import command, errors, files
 
 if TYPE_CHECKING:
     from equivit.evaluation.predictor import Prediction, Predictor
@@ -125,8 +125,7 @@ def listed(arguments: Iterable[str]) -> Iterator[str]:
                 )
             yield from inside
         elif not path.exists():
-            near = errors.nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
-            raise FileNotFoundError(f"{argument}: there is no such file or folder{near}.")
+            raise FileNotFoundError(f"{argument}: there is no such file or folder{errors.nearest_path(path)}.")
         elif path.suffix == ".txt":
             lines = filter(None, map(str.strip, directories.lines(directories.text(path))))
             yield from (str(path.parent / directories.expanded(line)) for line in lines)
@@ -163,8 +162,6 @@ def _stability(found):
 @contextlib.contextmanager
 def _table(path: pathlib.Path, model: "Predictor") -> Iterator[Callable[["Prediction"], Any]]:
     """Write rows of a table, or JSON lines; the file appears when it is complete."""
-    from equivit import files
-
     with files.replacing(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":
             yield lambda found: file.write(json.dumps(_object(found), ensure_ascii=False) + "\n")
@@ -197,7 +194,6 @@ def _maps(folder: pathlib.Path, classes: tuple[str, ...], images: list[str]) -> 
     import numpy as np
     from PIL import Image
 
-    from equivit import files
     from equivit.evaluation import colours
 
     if len(classes) > 256:

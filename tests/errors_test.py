@@ -28,3 +28,10 @@ def test_errors_of_other_libraries_are_short():
     assert errors.reason(ValueError("a.\n")) == "ValueError: a"
     assert len(errors.reason(ValueError("a b " * 10_000))) < 500
     assert len(errors.word("a" * 10_000)) < 100
+
+
+def test_a_missing_path_is_named_with_its_neighbour_or_its_missing_directory(tmp_path):
+    (tmp_path / "images.npz").touch()
+    assert errors.nearest_path(tmp_path / "image.npz") == "; the nearest is 'images.npz'"
+    assert errors.nearest_path(tmp_path / "weights.pth") == ""
+    assert errors.nearest_path(tmp_path / "data" / "x.npz") == f"; there is no directory {tmp_path}/data either"

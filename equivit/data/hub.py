@@ -76,7 +76,7 @@ def _loaded(library: Any, where: str, name: str, split: str) -> Any:
     if folder.is_dir():
         return _called(where, library.load_dataset, str(folder), split=split)
     if name.startswith(("/", "~", ".")):
-        raise FileNotFoundError(f"{where}: there is no folder {folder}.")
+        raise FileNotFoundError(f"{where}: there is no folder {folder}{errors.nearest_path(folder)}.")
     if (place := PLACE.fullmatch(name)) is None:
         raise ValueError(f"{where} must be a folder, hf:ORG/NAME, hf:ORG/NAME/SUBSET or hf:ORG/NAME@REVISION.")
     options = dict(name=place["subset"], revision=place["revision"], split=split)

@@ -81,7 +81,7 @@ def _file(source: str, name: str, split: str) -> pathlib.Path:
         )
     file = pathlib.Path(_of_split(name, split))
     if not file.is_file():
-        raise FileNotFoundError(f"{source}: there is no file {file}.")
+        raise FileNotFoundError(f"{source}: there is no file {file}{errors.nearest_path(file)}.")
     return file
 
 

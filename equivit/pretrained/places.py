@@ -53,7 +53,7 @@ def file(path: str | os.PathLike) -> pathlib.Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise FileNotFoundError(f"{path}: there is no such file.")
+        raise FileNotFoundError(f"{path}: there is no such file{errors.nearest_path(path)}.")
     if (known := next((path / name for name in NAMES if (path / name).is_file()), None)) is not None:
         return known
     found = sorted(each for each in path.iterdir() if each.is_file() and each.suffix in ENDINGS)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from equivit import pretrained
+from equivit import errors, pretrained
 from equivit.data import config as data_config
 from equivit.models import saved
 from equivit.models.model import Config, ModelModule
@@ -37,7 +37,7 @@ def load(directory: pathlib.Path) -> tuple[ModelModule, TrainedOn, int | None]:
     if not saved.is_saved(directory) and _is_public(str(directory)):
         model = pretrained.load(str(directory))
     elif not directory.exists():
-        raise FileNotFoundError(f"{directory}: there is no such file or directory.")
+        raise FileNotFoundError(f"{directory}: there is no such file or directory{errors.nearest_path(directory)}.")
     elif (directory / "config.json").is_file() and not saved.is_saved(directory):  # of a run
         _, model, step = checkpoints.load_run(directory)
     else:

@@ -66,7 +66,7 @@ def test_a_list_has_a_path_on_each_line(section, images):
     assert message.endswith(f"A file for each split is named with {{split}}, as list:{images}/b/{{split}}.txt.")
     (images / "b" / "test.txt").write_text("2.bmp")
     assert values_of(opened(section, f"list:{images}/b/{{split}}.txt", "test")) == [20]
-    assert f"there is no file {images}/b/val.txt" in (
+    assert f"there is no file {images}/b/val.txt; the nearest is 'list.txt'." in (
         refused(section, f"list:{images}/b/{{split}}.txt", "val", FileNotFoundError)
     )
 

@@ -213,6 +213,8 @@ def test_other_refusals(tmp_path):
         reading.read(tmp_path / "big.pth")
     with pytest.raises(FileNotFoundError, match="absent.pth: there is no such file"):
         reading.read(tmp_path / "absent.pth")
+    with pytest.raises(FileNotFoundError, match="olt.pth: there is no such file; the nearest is 'old.pth'"):
+        reading.read(tmp_path / "olt.pth")
     with pytest.raises(ValueError, match="has 2 files of weights; give one of them: big.pth, old.pth"):
         reading.read(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"")
