@@ -4,7 +4,7 @@ import contextlib
 import errno
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from equivit.training.build import Program
 from equivit.training.checkpoints import Checkpoints
 from equivit.training.logging import Log, Meter, Profile
 from equivit.training.run import resuming, stopping
+from equivit.training.state import State
 
 Evaluate = Callable[[nnx.Module, ConfigDict], dict[str, dict]]
 
@@ -83,76 +84,44 @@ def train(
     mesh = sharding.create_mesh(config.mesh)
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, mesh)
     total, per_epoch = total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
-    epochs, teacher_every = config.evaluation.every_epochs, config.checkpoint.teacher_every_steps
-    evaluate_every = config.evaluation.every_steps or epochs and max(1, round(epochs * per_epoch))
-
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
-        # ---- State: the newest intact checkpoint, or a fresh one.
         agreed = multihost_utils.reached_preemption_sync_point if jax.process_count() > 1 else None
         signals = stack.enter_context(stopping.Signals(agreed))
         run = make_program(config, mesh, total=total, per_epoch=per_epoch)
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint))
         stack.enter_context(_full_disk_errors(checkpoints))
-        previous = resuming.config_before(workdir)
-        if checkpoints.steps:
-            resuming.check(workdir, config, previous)
-            resuming.check_classes(workdir, config, trained_on)
-        state = checkpoints.restore(run.abstract)
-        if state is None:
-            state = run.init(initial())
+        state, remarks = _first_state(config, workdir, mesh, run, checkpoints, initial, trained_on, total)
         start = int(state.step)
-        resuming.check_length(config, start, total)
-        conditions = resuming.conditions(mesh, trained_on)
-        remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
-        resuming.record(workdir, config, previous, conditions)  # only after the checkpoint is known to fit this model
 
         log = stack.enter_context(Log(workdir, config.log, total=total, start=start))
         profile = stack.enter_context(Profile(workdir, config.log.profile))
-        batches = stack.enter_context(contextlib.closing(pipeline.batches(start)))
+        rows = stack.enter_context(contextlib.closing(pipeline.batches(start)))
+        batches = (sharding.to_global(mesh, batch) for batch in rows)
         log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
-        log.say(freezing.summary(run.objective, run.module))
-        for line in remarks:
+        for line in (freezing.summary(run.objective, run.module), *remarks):
             log.say(line)
-        meter, static = Meter(config.batch_size), None
+        meter = Meter(config.batch_size)
+        steps = _steps(run, state, batches, total, meter, log, profile)
         try:
-            for step in range(start, total):
-                # ---- One step.
-                profile.before(step)
-                before, static = static, run.static(step / total)
-                if static not in (None, before):
-                    log.say(f"{static} from step {step}.")
-                with meter.waiting():
-                    batch = sharding.to_global(mesh, next(batches))
-                state, metrics = run.step(state, batch, static)
-                good, done = meter.add(metrics), step + 1
-                log.advance(done)
-                if place := profile.after(step, state):
-                    log.say(f"Trace of the steps to {done}: {place}; open it with xprof or TensorBoard.")
-
-                # ---- Periodic work.  Nothing is saved before all steps so far are known to be good.
-                logs, evaluates = done % config.log.every_steps == 0, evaluate_every and done % evaluate_every == 0
-                exports, stops = teacher_every and done % teacher_every == 0, signals.asked(done)
-                saves = done == total or stops or checkpoints.due(done, clock=jax.process_count() == 1 or logs)
-                if logs or evaluates or exports or saves:
+            for done, state, good in steps:
+                due, last, stops = _due(done, config, per_epoch), done == total, signals.asked(done)
+                clock = jax.process_count() == 1 or due.logs
+                saves = last or stops or checkpoints.due(done, clock=clock)
+                if saves or any(due):
                     good &= meter.flush()
-                if not good:
+                if not good:  # nothing is saved before all steps so far are known to be good
                     raise _not_finite(state, run, checkpoints, config.optimizer.clip)
-                if logs or done == total:
-                    means = meter.summary()
-                    log.write(done, {**run.rates(max(optimizers.updates(state.optimizer) - 1, 0)), **means})
-                    for remark in run.objective.remarks(means):
-                        log.say(f"Warning at step {done}: {remark}")
-                if exports:
+                if due.logs or last:
+                    _log_means(log, done, run, state, meter)
+                if due.teacher:
                     _save_model(workdir / "teachers" / str(done), run.exported(state), trained_on)
-                if evaluates and done < total and not stops:
+                if due.evaluates and not (last or stops):
                     with meter.paused(), signals.at_once():
                         log.write(done, _figures(evaluate(run.exported(state), config)))
                 if saves:
                     checkpoints.save(state)
-                if stops and done < total:
+                if stops and not last:
                     raise signals.stopped()
-
-            # ---- The final figures.
             checkpoints.wait()
             model = run.exported(state)
             with signals.at_once():
@@ -167,6 +136,63 @@ def train(
     report = {"step": total, **figures}
     write_report(workdir, report)
     return Outcome(report, model, results)
+
+
+def _first_state(config, workdir, mesh, run, checkpoints, initial, trained_on, total) -> tuple[State, list[str]]:
+    """The state of the newest intact checkpoint or a fresh one, and remarks on what changed since the last start."""
+    previous = resuming.config_before(workdir)
+    if checkpoints.steps:
+        resuming.check(workdir, config, previous)
+        resuming.check_classes(workdir, config, trained_on)
+    state = checkpoints.restore(run.abstract)
+    if state is None:
+        state = run.init(initial())
+    start = int(state.step)
+    resuming.check_length(config, start, total)
+    conditions = resuming.conditions(mesh, trained_on)
+    remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
+    resuming.record(workdir, config, previous, conditions)  # only after the checkpoint is known to fit this model
+    return state, remarks
+
+
+def _steps(run, state, batches, total, meter, log, profile) -> Iterator[tuple[int, State, bool]]:
+    """Take the remaining steps.  Yields, after each, their number, the state, and whether all known are finite."""
+    static = None
+    for step in range(int(state.step), total):
+        profile.before(step)
+        before, static = static, run.static(step / total)
+        if static not in (None, before):
+            log.say(f"{static} from step {step}.")
+        with meter.waiting():
+            batch = next(batches)
+        state, metrics = run.step(state, batch, static)
+        good, done = meter.add(metrics), step + 1
+        log.advance(done)
+        if place := profile.after(step, state):
+            log.say(f"Trace of the steps to {done}: {place}; open it with xprof or TensorBoard.")
+        yield done, state, good
+
+
+class _Due(NamedTuple):
+    """The periodic work, but for checkpoints, that is due after a step."""
+
+    logs: bool
+    evaluates: bool
+    teacher: bool
+
+
+def _due(done: int, config: ConfigDict, per_epoch: int) -> _Due:
+    epochs = config.evaluation.every_epochs
+    evaluate_every = config.evaluation.every_steps or epochs and max(1, round(epochs * per_epoch))
+    intervals = config.log.every_steps, evaluate_every, config.checkpoint.teacher_every_steps
+    return _Due(*(bool(every) and done % every == 0 for every in intervals))
+
+
+def _log_means(log, done, run, state, meter):
+    means = meter.summary()
+    log.write(done, {**run.rates(max(optimizers.updates(state.optimizer) - 1, 0)), **means})
+    for remark in run.objective.remarks(means):
+        log.say(f"Warning at step {done}: {remark}")
 
 
 def _save_model(place, model, trained_on):
