@@ -277,16 +277,10 @@ def replace_attention(
       ValueError: k is even or not an integer, an unknown kind, form, start or padding, heads that do not exist, or an
         unsupported type of attention.
     """
-    errors.one_of("replace_attention: kind", kind, KINDS)
     errors.one_of("replace_attention: form", form, FORMS)
     check_taps("replace_attention", kernel_size, padding)
     check_start("replace_attention", start, kind)
-    if type(attention) not in (dense.Attention, isotypic.Attention):
-        raise ValueError(
-            f"replace_attention: {type(attention).__name__} is neither a dense.Attention nor an isotypic.Attention, "
-            "which alone can be replaced; take a plain or octic ViT without relative positions."
-        )
-    heads = checked_heads("replace_attention", kind, heads, attention.num_heads)
+    heads = _replaceable_heads(attention, kind, heads)
     rngs = Keys(0) if rngs is None else rngs
     options: dict[str, Any] = dict(num_heads=attention.num_heads, kind=kind, form=form, padding=padding)
 
@@ -297,11 +291,6 @@ def replace_attention(
         return jnp.zeros(number) if form == "released" else None
 
     is_field = isinstance(attention, isotypic.Attention)
-    if is_field and (kind not in ("dw", "identity") or heads is not None):
-        raise ValueError(
-            f"replace_attention: {kind=}, {heads=}: equivariant blocks support only 'dw' of all heads and 'identity'; "
-            "take kind='dw' and heads=None."
-        )
     width = attention.proj.arrays()[0][0].shape[-1]  # of a field, the channels of an irrep
     value = _columns(attention.qkv, slice(2 * width, None)) if not is_field else _thirds(attention.qkv)
     if kind == "identity":
@@ -324,6 +313,23 @@ def replace_attention(
         case _:
             filters = (jnp.moveaxis(taps(number), -1, 0),)
     return ReplacedAttention(value, attention.proj, *filters, **options)
+
+
+def _replaceable_heads(attention: Any, kind: str, heads: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The checked heads of `replace_attention`; ValueError unless its kind can replace them in this attention."""
+    errors.one_of("replace_attention: kind", kind, KINDS)
+    if type(attention) not in (dense.Attention, isotypic.Attention):
+        raise ValueError(
+            f"replace_attention: {type(attention).__name__} is neither a dense.Attention nor an isotypic.Attention, "
+            "which alone can be replaced; take a plain or octic ViT without relative positions."
+        )
+    heads = checked_heads("replace_attention", kind, heads, attention.num_heads)
+    if isinstance(attention, isotypic.Attention) and (kind not in ("dw", "identity") or heads is not None):
+        raise ValueError(
+            f"replace_attention: {kind=}, {heads=}: equivariant blocks support only 'dw' of all heads and 'identity'; "
+            "take kind='dw' and heads=None."
+        )
+    return heads
 
 
 def checked_heads(name: str, kind: str, heads: tuple[int, ...] | None, num_heads: int) -> tuple[int, ...] | None:
