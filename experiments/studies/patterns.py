@@ -1,6 +1,6 @@
 """Draw patterns of a reaction and diffusion: images without an orientation that need no download.
 
-    python -m experiments studies.patterns --to=patterns.npz
+    python -m experiments studies.patterns --to=patterns.npz  # and patterns.png, two images of each class
 
 Two substances u and v on a torus follow the equations of Gray and Scott:
 
@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
 from equivit import files
 
@@ -35,6 +36,7 @@ SIDE = 48  # of an image, about five stripes
 ACROSS = 2  # images in a row of a field
 FIELDS = dict(train=160, test=36)  # of each class
 MEAN, CONTRAST, NOISE = 128, 40, 40  # grey values
+SHOWN = 2  # test images of a class in the picture
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,8 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for split in FIELDS:
             arrays |= {f"{split}_{kind}": array for kind, array in examples(options.seed, split).items()}
         np.savez(unfinished, classes=np.array([f"F={feed:g}, k={kill:g}" for feed, kill in RATES]), **arrays)
-    print(f"written: {options.to}")
+    picture = options.to.with_suffix(".png")
+    with files.replacing(picture) as unfinished:
+        Image.fromarray(sheet(arrays["test_image"], arrays["test_label"])).save(unfinished)
+    print(f"written: {options.to} and {picture}")
     return 0
+
+
+def sheet(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """SHOWN images of each class, a column a class, at twice their size with white gaps, grey: [H, W]."""
+    framed = np.pad(images[..., 0], ((0, 0), (1, 1), (1, 1)), constant_values=255)
+    columns = [np.concatenate(framed[labels == label][:SHOWN]) for label in range(len(RATES))]
+    return np.concatenate(columns, axis=1).repeat(2, axis=0).repeat(2, axis=1)
 
 
 def examples(seed: int, split: str) -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from equivit.data import npz
 from experiments.studies import patterns as script
@@ -22,6 +23,8 @@ def test_the_file_has_every_class_in_both_splits_and_no_field_twice(small, tmp_p
         for split, number in (("train", 2), ("test", 1)):
             assert one[f"{split}_image"].shape == (8 * 4 * number, 48, 48, 3)
             assert np.bincount(one[f"{split}_label"]).tolist() == [4 * number] * 8
+    with Image.open(tmp_path / "one.png") as picture:
+        assert picture.size == (8 * 100, 2 * 100)
     source = npz.Npz(str(tmp_path / "one.npz"), "test", void=())
     assert len(source) == 32 and source.classes[0] == "F=0.026, k=0.059"
     v = np.concatenate([list(script.fields(0, 5, split)) for split in script.FIELDS]).reshape(-1, 48 * 48)
