@@ -6,19 +6,22 @@ import statistics
 
 from experiments.studies import several_seeds
 from tests.experiments.pages import studies
-from tests.experiments.pages.figures import Page, entry, error, gap, spread
+from tests.experiments.pages.figures import Page, entry, error, gap, rows_by, spread
 
 PAGE = Page("studies/initial_weights")
 EQUAL = "studies/octic_equal_compute"
 
 
-@PAGE.table(
-    "blood cells, Xavier | width | best rate | upright | eight orientations | over plain, upright (standard error)"
-)
-def equal_compute_from_xavier():
-    found = entry(EQUAL, "xavier")
+COLUMNS = "width | best rate | upright | eight orientations | over plain, upright (standard error)"
+
+
+@PAGE.table(f"blood cells, Xavier | {COLUMNS}", "blood_cells", "xavier")
+@PAGE.table(f"CIFAR-10, 2,500 steps, Xavier | {COLUMNS}", "cifar10", "cifar10_xavier")
+@PAGE.table(f"patterns, Xavier | {COLUMNS}", "patterns", "patterns")
+def equal_compute_from_xavier(data: str, key: str):
+    found = entry(EQUAL, key)
     for row in found["rows"]:
-        gain = found["gains"].get(f"blood_cells, upright: {row['model']}, minus plain")
+        gain = found["gains"].get(f"{data}, upright: {row['model']}, minus plain")
         over = f"{100 * gain['gap']:+.1f} ({100 * gain['standard_error']:.1f})" if gain else ""
         cells = [str(row["width"]), f"{row['rate']:g}", spread(row["upright"]), spread(row["eight"])]
         yield [row["family"], *cells, over]
@@ -81,7 +84,36 @@ def sentences():
     more = f"{100 * gain['gap']:.1f} points more (standard error {100 * gain['standard_error']:.1f})"
     yield f"not resolved: without one the token has {more}"
     yield from baselines()
+    yield from cifar10_sentences()
+    yield from pattern_sentences()
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
+
+
+def cifar10_sentences():
+    found, before = entry(EQUAL, "cifar10_xavier"), rows_by(EQUAL, "cifar10", "model")
+    upright = [gain for name, gain in found["gains"].items() if "upright" in name]
+    points = [100 * gain["gap"] for gain in upright]
+    yield f"all three stay above plain by {min(points):.0f} to {max(points):.0f} points, resolved"
+    assert all(gain["gap"] > 2 * gain["standard_error"] for gain in upright)
+    eight = "cifar10, eight orientations: {}, equal multiply-adds, minus plain"
+    assert {f"{100 * found['gains'][eight.format(family)]['gap']:.0f}" for family in ("I8", "D8")} == {"16"}
+    yield "I8 and D8 are 16 points above plain"
+    more = [upright_mean(row) - upright_mean(before[(row["model"],)]) for row in found["rows"]]
+    assert 0 < min(more) < max(more) < 2
+    yield "no model gains more than 2 points"
+
+
+def pattern_sentences():
+    name, gain = "octic_equal_compute", "patterns, upright: {}, equal multiply-adds, minus plain"
+    yield f"D8 is {gap(name, gain.format('D8'), 'patterns')} points above plain, resolved"
+    found = {key: {row["family"]: row for row in entry(EQUAL, key)["rows"]} for key in ("patterns", "patterns_lower")}
+    best, second, *_ = sorted((100 * value for value in found["patterns"]["I8"]["held_out"].values()), reverse=True)
+    yield f"by {best - second:.1f} points on held-out images, {best:.1f} to {second:.1f}"
+    lower = gain.format("I8"), "patterns_lower"
+    yield f"it has {spread(found['patterns_lower']['I8']['upright'])} and is {gap(name, *lower)} points above plain "
+    yield f"(standard error {error(name, *lower)}), resolved"
+    more = [100 * max(row["held_out"].values()) - upright_mean(row) for row in found["patterns"].values()]
+    yield f"up to {max(more):.0f} points more on held-out images"
 
 
 def baselines():
@@ -99,6 +131,11 @@ def baselines():
     ahead = several_seeds.difference(baselines.pop("shvit"), jumbo["equal time"])
     yield f"by {100 * ahead['gap']:.1f} points ({100 * ahead['standard_error']:.1f})"
     assert all(statistics.fmean(values) < statistics.fmean(jumbo["equal time"]) for values in baselines.values())
+
+
+def upright_mean(row) -> float:
+    """The mean accuracy upright, in percent."""
+    return 100 * statistics.fmean(row["upright"])
 
 
 def share_of_registers(key: str) -> float:
