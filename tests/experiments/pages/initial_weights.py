@@ -84,9 +84,27 @@ def sentences():
     more = f"{100 * gain['gap']:.1f} points more (standard error {100 * gain['standard_error']:.1f})"
     yield f"not resolved: without one the token has {more}"
     yield from baselines()
+    yield from six_seeds_sentences()
+    yield from registers_sentences()
     yield from cifar10_sentences()
     yield from pattern_sentences()
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
+
+
+def six_seeds_sentences():
+    found = {row["family"]: row for row in entry(EQUAL, "xavier_six")["rows"]}
+    pair = "octic_equal_compute", "blood_cells, upright: H8, equal multiply-adds, minus plain", "xavier_six"
+    plain, octic = (spread(found[family]["upright"]) for family in ("plain", "H8"))
+    yield f"Plain, at {found['plain']['rate']:g}, then has {plain} and H8 {octic}, {gap(*pair)} points above "
+    yield f"(standard error {error(*pair)}), resolved"
+    grid = entry(EQUAL, "xavier_six")["rates"]
+    assert all(min(grid) < row["rate"] < max(grid) for row in found.values())
+    yield "both rates lie inside it"
+
+
+def registers_sentences():
+    (row,) = entry("studies/jumbo_rates", "xavier_lower")["rows"]
+    yield "{:.1f} % on held-out images instead of {:.1f}".format(*(100 * v for v in row["held_out"].values()))
 
 
 def cifar10_sentences():
