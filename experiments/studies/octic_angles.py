@@ -34,11 +34,8 @@ from experiments.studies.octic_equal_compute import FAMILIES, Model
 ARMS = {"plain": ("plain", []), "plain, turned": ("plain", ["data.augment.octic=True"])}
 ARMS |= {family: (family, []) for family in FAMILIES}
 SYMMETRIC = ("I8", "D8")
-ENTRIES = {
-    "blood_cells": "xavier",
-    "cifar10": "cifar10_xavier",
-    "patterns": "patterns",
-}  # of the JSON of `octic_equal_compute`
+# Entries of the JSON of `octic_equal_compute`.
+ENTRIES = {"blood_cells": "xavier", "cifar10": "cifar10_xavier", "patterns": "patterns"}
 ANGLES = tuple(range(0, 360, STEP))
 QUARTER = 90
 BATCH = 200
