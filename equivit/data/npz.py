@@ -29,7 +29,8 @@ class Npz:
     def __init__(self, path: str, split: str, *, void: tuple[int, ...]):
         self.path, self.split, self.void = directories.expanded(path), split, void
         if not self.path.is_file():
-            raise FileNotFoundError(f"npz:{path}: there is no file {self.path}{errors.nearest_path(self.path)}.")
+            hint = errors.nearest_path(self.path) or "; set config.data.source to a file that exists"
+            raise FileNotFoundError(f"npz:{path}: there is no file {self.path}{hint}.")
         with archives.Npz(self.path) as file:
             _check_keys(f"npz:{path}", set(file.keys), split)
             classes = file["classes"]

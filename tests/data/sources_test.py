@@ -176,7 +176,7 @@ def test_a_misspelt_directory_is_named_with_its_neighbour(section, tmp_path, kin
         ({"source": "digit"}, ValueError, "source='digit' is not one of .* nearest is 'digits'"),
         ({"source": "npz"}, ValueError, "source='npz' must have the form 'npz:<file>'"),
         ({"source": "digits:x"}, ValueError, "source='digits:x' must have the form 'digits'"),
-        ({"source": "npz:/nowhere.npz"}, FileNotFoundError, r"there is no file /nowhere.npz\.$"),
+        ({"source": "npz:/nowhere.npz"}, FileNotFoundError, "no file /nowhere.npz; set config.data.source to a file"),
         ({"source": "npz:/nowhere/x.npz"}, FileNotFoundError, r"no file .*; there is no directory /nowhere either\.$"),
         ({"source": "folder:/nowhere"}, FileNotFoundError, "no directory /nowhere; set config.data.source"),
         *(
