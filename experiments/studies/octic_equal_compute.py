@@ -268,8 +268,9 @@ def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
 
 def _options(arguments):
     parser = flags.parser(__doc__, __file__)
-    for name in DATA:
-        parser.add_argument(f"--{name}", help="its source, such as npz:<file> with splits train and test")
+    parser.add_argument("--blood_cells", help="their source, such as npz:<file> with splits train and test")
+    parser.add_argument("--cifar10", help="its source")
+    parser.add_argument("--patterns", help="their source, drawn by studies.patterns")
     parser.add_argument("--width", type=int, default=64, help="of the plain model (%(default)s)")
     parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))
     parser.add_argument("--rules", default=list(RULES), type=flags.one_of(RULES), help="budgets (both)")
