@@ -151,27 +151,8 @@ def make_program(
         accumulation=config.optimizer.accumulation,
         teachers={name: logical.abstract(model) for name, model in teachers.items()},
     )
-    platform = platform_of(mesh)
-
-    def placed(*arguments):
-        # Under a scan, saving the blocks' activations takes a third of a training step on a GPU, and by libtpu's count
-        # a fifth of the bytes on a TPU.
-        with stack.unrolled(platform != "cpu"):
-            return step(*arguments)
-
-    compiled = jax.jit(
-        placed,
-        static_argnums=3,
-        donate_argnums=0,
-        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.batch(mesh))),
-        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
-    )
-    # Runs once.  At level 1 a CPU compiles it in a quarter of the time, draws the same bits and is as fast.
-    init = jax.jit(
-        lambda arrays: begin(objective, make_module(arrays), optimizer),
-        out_shardings=shardings,
-        compiler_options={"xla_backend_optimization_level": 1} if platform == "cpu" else None,
-    )
+    compiled = _jitted_step(step, mesh, shardings, teacher_shardings)
+    init = _jitted_init(lambda arrays: begin(objective, make_module(arrays), optimizer), mesh, shardings)
     changing = None if config.optimizer.weight_decay_end is None else weight_decay
     return Program(objective, module, _at(abstract, shardings), teacher_arrays, init, compiled, lr, changing)
 
@@ -187,6 +168,32 @@ def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module
         return logical.put(objective.module(logical.put(model, arrays), module_key), additions)
 
     return make
+
+
+def _jitted_step(step, mesh, shardings, teacher_shardings):
+    """The step of `make_step` on the mesh: it donates the state, and its last argument is static."""
+    unroll = platform_of(mesh) != "cpu"
+
+    def unrolled(*arguments):
+        # Under a scan, saving the blocks' activations takes a third of a training step on a GPU, and by libtpu's count
+        # a fifth of the bytes on a TPU.
+        with stack.unrolled(unroll):
+            return step(*arguments)
+
+    return jax.jit(
+        unrolled,
+        static_argnums=3,
+        donate_argnums=0,
+        in_shardings=(shardings, teacher_shardings, NamedSharding(mesh, sharding.batch(mesh))),
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+    )
+
+
+def _jitted_init(init, mesh, shardings):
+    """`init` with its result on the mesh."""
+    # Runs once.  At level 1 a CPU compiles it in a quarter of the time, draws the same bits and is as fast.
+    options = {"xla_backend_optimization_level": 1} if platform_of(mesh) == "cpu" else None
+    return jax.jit(init, out_shardings=shardings, compiler_options=options)
 
 
 def platform_of(mesh: Mesh) -> str:
