@@ -24,6 +24,7 @@ PAGES = {
     "experiments/studies/depthwise.md": "results/depthwise.md",
     "experiments/studies/exactness.md": "results/exactness.md",
     "experiments/studies/initial_weights.md": "results/initial_weights.md",
+    "experiments/studies/jumbo.md": "results/jumbo.md",
     "experiments/studies/octify.md": "results/octify.md",
     "experiments/tables/README.md": "results/tables.md",
     "tests/README.md": "tests.md",

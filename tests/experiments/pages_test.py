@@ -7,11 +7,21 @@ import pytest
 
 from equivit import summarize
 from experiments.tables.octic.complexity import FLAVOURS, PAPER, SIZES
-from tests.experiments.pages import adaptive, benchmarks, depthwise, exactness, initial_weights, octify, studies, tables
+from tests.experiments.pages import (
+    adaptive,
+    benchmarks,
+    depthwise,
+    exactness,
+    initial_weights,
+    jumbo,
+    octify,
+    studies,
+    tables,
+)
 from tests.experiments.pages.figures import COMMANDS, ROOT
 
 PAGES = dict(tables=tables, studies=studies, depthwise=depthwise, octify=octify, exactness=exactness)
-PAGES |= dict(adaptive=adaptive, benchmarks=benchmarks, initial_weights=initial_weights)
+PAGES |= dict(adaptive=adaptive, benchmarks=benchmarks, initial_weights=initial_weights, jumbo=jumbo)
 TABLES = [(page, heading) for page in PAGES for heading in PAGES[page].PAGE.tables]
 COSTS = "model | M parameters | paper | GFLOPs, fused | unfused | paper"
 PARITY = "reference files | number | largest deviation"

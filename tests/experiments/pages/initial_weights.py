@@ -5,7 +5,7 @@ import math
 import statistics
 
 from experiments.studies import several_seeds
-from tests.experiments.pages import studies
+from tests.experiments.pages import jumbo, studies
 from tests.experiments.pages.figures import Page, entry, error, gap, rows_by, spread
 
 PAGE = Page("studies/initial_weights")
@@ -29,22 +29,22 @@ def equal_compute_from_xavier(data: str, key: str):
 
 @PAGE.table("width 48, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
 def jumbo_from_xavier():
-    yield from studies.of_arms(entry("studies/jumbo_rates", "xavier"))
+    yield from jumbo.of_arms(entry("studies/jumbo_rates", "xavier"))
 
 
 @PAGE.table("width 96, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
 def jumbo_of_width_96():
-    yield from studies.of_arms(entry("studies/jumbo_rates", "xavier_96"))
+    yield from jumbo.of_arms(entry("studies/jumbo_rates", "xavier_96"))
 
 
 @PAGE.table("width 192, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
 def jumbo_of_width_192():
-    yield from studies.of_arms(entry("studies/jumbo_rates", "xavier_192"))
+    yield from jumbo.of_arms(entry("studies/jumbo_rates", "xavier_192"))
 
 
 @PAGE.table("512 clusters, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
 def clusters_from_xavier():
-    yield from studies.of_arms(entry("studies/jumbo_rates", "clusters_xavier"))
+    yield from jumbo.of_arms(entry("studies/jumbo_rates", "clusters_xavier"))
 
 
 def sentences():
@@ -66,7 +66,7 @@ def sentences():
     wide = gap("jumbo_rates", "no MLP - registers, 48", "xavier")
     mlp = f"{100 * gain['gap']:.1f} more (standard error {100 * gain['standard_error']:.1f})"
     yield f"The wider input of the classifier brings {wide} points, and the MLP {mlp}"
-    gains = [entry("studies/jumbo_rates", key)["gains"][f"Jumbo - registers, {w}"] for w, key in studies.XAVIER.items()]
+    gains = [entry("studies/jumbo_rates", key)["gains"][f"Jumbo - registers, {w}"] for w, key in jumbo.XAVIER.items()]
     ahead = [f"{100 * gain['gap']:.1f}" for gain in gains]
     yield "Jumbo is {} points ahead at width 48, {} at 96 and {} at 192".format(*ahead)
     for narrow, wide in itertools.pairwise(gains):

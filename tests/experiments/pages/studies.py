@@ -7,7 +7,6 @@ from tests.experiments.pages.figures import Page, constant, entry, error, gap, s
 
 PAGE = Page("studies/README")
 PROBE = "linear_probe/top1"
-XAVIER = {48: "xavier", 96: "xavier_96", 192: "xavier_192"}  # entries of `jumbo_rates` by width
 
 
 @PAGE.table("digits | upright | mean of eight orientations | never changes", "digits")
@@ -39,46 +38,6 @@ def equal_compute():
 def octic_angles():
     for arm, row in entry("studies/octic_angles", "blood_cells")["rows"].items():
         yield [arm, *(spread(row[key]) for key in ("upright", "between", "worst", "best", "same"))]
-
-
-@PAGE.table("width | 96 | 128 | 192")
-def jumbo_small_images():
-    found = entry("studies/jumbo_small_images")
-    for model, name in (("plain", "plain"), ("registers", "registers"), ("jumbo", "Jumbo")):
-        cells = [spread(found["rows"][f"{model} {w}"]["eval/accuracy/top1"]["values"]) for w in (96, 128, 192)]
-        yield [name, *cells]
-    gains = [found["gains"][f"jumbo - registers, {width}"] for width in (96, 128, 192)]
-    cells = [f"{100 * gain['gap']:.1f} ({100 * gain['standard_error']:.1f})" for gain in gains]
-    yield ["Jumbo over registers (standard error)", *cells]
-
-
-@PAGE.table("width 48, 64 patches | best rate | test accuracy | training loss | over registers (standard error)")
-def jumbo_rates():
-    yield from of_arms(entry("studies/jumbo_rates"))
-
-
-@PAGE.table("512 clusters | best rate | test accuracy | training loss | over registers (standard error)")
-def jumbo_clusters():
-    yield from of_arms(entry("studies/jumbo_rates", "clusters"))
-
-
-def of_arms(found):
-    """A row for each arm of `jumbo_rates`."""
-    for row in found["rows"]:
-        cells = [f"{row['rate']:g}", spread(row["top1"]), f"{statistics.fmean(row['loss']):.3f}"]
-        gain = found["gains"].get(f"{row['arm']} - registers, {row['width']}")
-        more = f"{100 * gain['gap']:+.1f} ({100 * gain['standard_error']:.1f})" if gain else ""
-        yield [row["arm"], *cells, more]
-
-
-@PAGE.table("model | images/s | step, ms | equal epochs | equal time (epochs)")
-def jumbo_baselines():
-    names = dict(jumbo="Jumbo", registers="registers", mobilenetv4="MobileNetV4 conv-small", shvit="SHViT S1")
-    names |= dict(efficientvit="EfficientViT-B0", bixt="BiXT")
-    for model, row in entry("studies/jumbo_baselines")["rows"].items():
-        equal = f"{spread(row['equal time'])} ({row['equal time, epochs']:.2f})"
-        numbers = [f"{row['speed']:,.0f}", f"{1e3 * row['step_seconds']:.0f}", spread(row["equal epochs"])]
-        yield [names[model], *numbers, "the same (2.00)" if model == "jumbo" else equal]
 
 
 @PAGE.table("backbone, decoder | mean IoU | mASCC | mean IoU of eight | same in eight")
@@ -130,20 +89,6 @@ def autoencoders_with_jumbo():
         yield [arm, f"{row['rate']:g}", *(spread(row[key]) for key in ("probe", "nearest", "explained")), over]
 
 
-@PAGE.table(
-    "variant | rank: plain | registers | Jumbo | accuracy: plain | registers | Jumbo | Jumbo - plain "
-    "| Jumbo - registers",
-)
-def public_series():
-    names = {"best": "best run", "mean": "mean of the runs"}
-    for row in entry("studies/timeseries_public")["rows"]:
-        ranks = [statistics.fmean(values) for values in zip(*row["ranks"].values(), strict=True)]
-        cells = [f"{rank:.2f}" for rank in ranks] + [spread(values) for values in row["accuracy"].values()]
-        for gain in row["gains"].values():
-            cells.append(f"{100 * gain['gap']:+.2f} ± {100 * gain['standard_error']:.2f}")
-        yield [f"{row['variant']}, {names[row['kind']]}", *cells]
-
-
 @PAGE.table("option | plain: loss | gradient | step | I8: loss | gradient | step")
 def quirks():
     found = {
@@ -170,25 +115,6 @@ def sentences():
     yield "I8 is {} points above plain (standard error {}) and D8 {} ({})".format(
         *(figure(*pair) for pair in angles for figure in (gap, error))
     )
-    yield from series_sentences()
-    yield from corruption_sentences()
-    pair = "equal epochs: jumbo - registers"
-    yield f"Jumbo is {gap('jumbo_baselines', pair)} points ahead of registers (standard error "
-    yield f"{error('jumbo_baselines', pair)}), not resolved"
-    yield f"{gap('jumbo_baselines', 'equal time: jumbo - mobilenetv4')} points behind Jumbo, resolved"
-    pairs = ("Jumbo, rate / J - registers, 48", "Jumbo, rate / J - Jumbo, 48", "no MLP - registers, 48")
-    own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
-    widths = {width: gap("jumbo_rates", f"Jumbo - registers, {width}", key) for width, key in XAVIER.items()}
-    yield "with Xavier's it is {} points ahead at one rate, too, {} at width 96 and {} at 192".format(*widths.values())
-    yield f"Jumbo at its own rate is {own} points above registers at equal time, and {one} above Jumbo at one rate"
-    yield f"without an MLP of its own the token has {wide} points"
-    own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
-    yield f"Jumbo at its own rate is {own} points above registers, and {one} above Jumbo at one rate"
-    octic = entry("studies/jumbo_small_images", "octic")["rows"]
-    values = [
-        spread(octic[f"{model} 96"]["eval/accuracy/top1"]["values"]) for model in ("octic", "invariant", "steerable")
-    ]
-    yield "has {}, with an invariant Jumbo token {}, with a steerable one {}".format(*values)
     for data in ("blood_cells", "cifar10"):
         yield f"{100 * entry('studies/dinov2_small_images', data)['pixels']:.1f}"
     probes = {key: entry("studies/mae_small_images", key)["rows"]["plain"] for key in ("main", "normal")}
@@ -200,32 +126,3 @@ def sentences():
     name = "octic_equal_compute"
     for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
         yield f"{gap(name, f'{data}, upright: {model}, equal step time, minus plain', key)} "
-
-
-def series_sentences():
-    sweeps = entry("studies/timeseries_public")["sweeps"].values()
-    rates = [(sweep["best"]["lr"], [run["lr"] for run in sweep["runs"]]) for sweep in sweeps]
-    edges = sum(best in (min(grid), max(grid)) for best, grid in rates)
-    yield f"In {edges} of {len(rates)} sweeps the best rate lies at the edge"
-    tests = {(sweep["data"], sweep["model"]): 100 * sweep["best"]["test"] for sweep in sweeps}
-    adiac = (tests["Adiac", f"patchtst{kind}"] for kind in ("", "_registers", "_jumbo"))
-    yield "plain {:.1f}, registers {:.1f}, Jumbo {:.1f}".format(*adiac)
-    devices = [value for (data, _), value in tests.items() if data == "ElectricDevices"]
-    yield f"On ElectricDevices they reach {min(devices):.0f} to {max(devices):.0f} %"
-    losses = [run["test_loss"] for sweep in sweeps if sweep["data"] == "ElectricDevices" for run in sweep["runs"]]
-    yield f"Test losses there are {min(losses):.1f} to {max(losses):.1f}"
-
-
-def corruption_sentences():
-    runs = entry("studies/jumbo_sar")["runs"]
-
-    def mean(kind, key):
-        return statistics.fmean(found[key] for name, (found,) in runs[kind].items() if name != "clean")
-
-    plain = {kind: 100 * mean(kind, "unadapted_top1") for kind in runs}
-    yield f"Jumbo has {plain['Jumbo']:.1f} % in the mean and registers {plain['Registers']:.1f}"
-    clean = (100 * runs[kind]["clean"][0]["unadapted_top1"] for kind in ("Jumbo", "Registers"))
-    yield "on clean images they have {:.1f} and {:.1f}".format(*clean)
-    assert all(abs(100 * mean(kind, "top1") - plain[kind]) < 0.1 for kind in runs)
-    yield "SAR changes neither mean by more than 0.1 points"
-    yield f"Jumbo is confident about {100 * mean('Jumbo', 'kept'):.0f} % of the images and registers about none"
