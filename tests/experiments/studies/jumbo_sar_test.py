@@ -13,7 +13,9 @@ def test_the_table_and_the_exit_status(adapted, status, tmp_path, capsys):
     names = ("contrast", "pixelate")
     result = [{"unadapted_top1": 0.4, "top1": adapted, "kept": 0.25}]
     runs = {kind: dict.fromkeys(("clean", *names), result) for kind in jumbo_sar.MODELS}
-    options = argparse.Namespace(lr=0.001, seeds=[0], override=[], output=tmp_path / "sar.json", entry="main")
+    options = argparse.Namespace(
+        lr=0.001, epochs=20, seeds=[0], override=[], output=tmp_path / "sar.json", entry="main"
+    )
     assert jumbo_sar.show(runs, names, options) == status
     output = capsys.readouterr().out
     rows = {line[:22].strip(): line[22:].split() for line in output.splitlines()}
@@ -21,4 +23,12 @@ def test_the_table_and_the_exit_status(adapted, status, tmp_path, capsys):
     assert rows["ours Jumbo+SAR"] == [f"{100 * adapted:.1f}"] * 4
     assert rows["paper Jumbo"] == ["49.4", "47.5", "48.5"]  # of these two; 48.45
     assert "one seed resolves nothing" in output and "25 % of the images" in output
-    assert json.loads((tmp_path / "sar.json").read_text())["main"]["runs"]["Jumbo"]["contrast"] == result
+    written = json.loads((tmp_path / "sar.json").read_text())["main"]
+    assert written["runs"]["Jumbo"]["contrast"] == result
+    assert written["gains"]["Jumbo+SAR - Jumbo"] == dict(gap=pytest.approx(adapted - 0.4), standard_error=None)
+
+
+def test_seeds_are_paired():
+    assert jumbo_sar.difference([0.5, 0.7], [0.4, 0.6]) == dict(
+        gap=pytest.approx(0.1), standard_error=pytest.approx(0, abs=1e-12)
+    )
