@@ -136,3 +136,5 @@ def _beyond_the_edges():
 def corruption_sentences():
     for pair, said in (("Jumbo - Registers", "without SAR"), ("Jumbo+SAR - Registers+SAR", "with it")):
         yield f"{gap('jumbo_sar', pair)} points {said} (standard error {error('jumbo_sar', pair)})"
+    faster = [gap("jumbo_sar", f"{kind}+SAR - {kind}", "faster") for kind in ("Registers", "Jumbo")]
+    yield "it takes {} points from registers and {} from Jumbo".format(*faster)
