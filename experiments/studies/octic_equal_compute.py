@@ -61,17 +61,25 @@ class Model(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    plans = {name: planned(name, options) for name in DATA if getattr(options, name)}
+    names = [name for name in DATA if getattr(options, name)]
+    # First, so that a missing file is found before minutes of measurements.
+    images = {} if options.plan else {name: _images(name, options) for name in names}
+    plans = {name: planned(name, options) for name in names}
     if options.plan:
         return 0
     rows = []
     for name, plan in plans.items():
-        data = options.workdir / name / "images.npz"
-        if not data.is_file():
-            held_out.prepare(config_of(name, Model("plain", options.width), options).data, data)
-        rows += [_row(name, Model(*entry["model"]), entry, data, options) for entry in plan]
+        rows += [_row(name, Model(*entry["model"]), entry, images[name], options) for entry in plan]
         show(rows, options)
     return 0
+
+
+def _images(name: str, options: argparse.Namespace) -> pathlib.Path:
+    """The file of the data set with held-out images, written where there is none."""
+    path = options.workdir / name / "images.npz"
+    if not path.is_file():
+        held_out.prepare(config_of(name, Model("plain", options.width), options).data, path)
+    return path
 
 
 # ---- Widths
