@@ -85,7 +85,7 @@ def show(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> int
         kept = statistics.fmean(r["kept"] for name in names for r in results[name])
         print(f"{kind}: SAR adapted to {100 * kept:.0f} % of the images, those whose prediction is confident")
     averages = {row: [statistics.fmean(v) for v in zip(*map(f.get, names), strict=True)] for row, f in ours.items()}
-    gains = {f"{a} - {b}": difference(averages[a], averages[b]) for a, b in PAIRS}
+    gains = {f"{a} - {b}": paired_difference(averages[a], averages[b]) for a, b in PAIRS}
     for pair, gain in gains.items():
         print(f"{pair}, mean over the corruptions: {several_seeds.verdict(**gain)}")
     about = dict(lr=options.lr, epochs=options.epochs, seeds=options.seeds, overrides=[*SHARED, *options.override])
@@ -94,7 +94,7 @@ def show(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> int
     return int(any(means[f"{kind}+SAR"] < means[kind] for kind in runs))
 
 
-def difference(a: list[float], b: list[float]) -> dict[str, float | None]:
+def paired_difference(a: list[float], b: list[float]) -> dict[str, float | None]:
     """The mean of a - b over paired seeds, and its standard error."""
     gaps = [x - y for x, y in zip(a, b, strict=True)]
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None

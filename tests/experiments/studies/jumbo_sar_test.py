@@ -29,6 +29,6 @@ def test_the_table_and_the_exit_status(adapted, status, tmp_path, capsys):
 
 
 def test_seeds_are_paired():
-    assert jumbo_sar.difference([0.5, 0.7], [0.4, 0.6]) == dict(
+    assert jumbo_sar.paired_difference([0.5, 0.7], [0.4, 0.6]) == dict(
         gap=pytest.approx(0.1), standard_error=pytest.approx(0, abs=1e-12)
     )
