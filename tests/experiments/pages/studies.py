@@ -123,6 +123,10 @@ def sentences():
     mae = {family: row[PROBE] for family, row in entry("studies/mae_small_images")["rows"].items()}
     gain = several_seeds.difference(mae["D8"], mae["plain"])
     yield f"D8 is {-100 * gain['gap']:.1f} points below (standard error {100 * gain['standard_error']:.1f})"
+    found = entry("studies/jumbo_mae")
+    resolved = 200 * found["gains"]["Jumbo, rate / J - plain, probe"]["standard_error"]
+    yield f"for Jumbo with a J-th of the rate {resolved:.1f} points, about half of the paper's gain"
+    assert all(min(found["rates"]) < row["rate"] < max(found["rates"]) for row in found["rows"].values())
     name = "octic_equal_compute"
     for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
         yield f"{gap(name, f'{data}, upright: {model}, equal step time, minus plain', key)} "
