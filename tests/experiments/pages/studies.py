@@ -126,6 +126,10 @@ def sentences():
     found = entry("studies/jumbo_mae")
     resolved = 200 * found["gains"]["Jumbo, rate / J - plain, probe"]["standard_error"]
     yield f"for Jumbo with a J-th of the rate {resolved:.1f} points, about half of the paper's gain"
+    name, pair = "jumbo_mae", "Jumbo, rate / J - plain, explained"
+    more = f"explains {gap(name, pair)} points more of the removed patches than plain"
+    yield f"{more} (standard error {error(name, pair)})"
+    assert found["gains"][pair]["gap"] > 0
     assert all(min(found["rates"]) < row["rate"] < max(found["rates"]) for row in found["rows"].values())
     name = "octic_equal_compute"
     for data, key, model in (("blood_cells", "main", "I8"), ("cifar10", "cifar10", "H8")):
