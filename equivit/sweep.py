@@ -165,7 +165,7 @@ def _trained(config: ConfigDict, data: "SeriesData", name: str, patches: int) ->
     sizes = dict(length=length, channels=channels, num_classes=len(data.classes), patches=patches)
     model: Any = zoo.configuration(name, **sizes, **config.model)
     make, examples = model.build, len(data.train.labels)
-    epochs = sweep_config.epochs(config, data.name)
+    epochs = sweep_config.epochs(config, data.name, examples)
     runs = sweep_program.grid(config.runs.lr, config.runs.dropout, config.seed)
     print(f"{data.name}: {name}, {patches} patches of {model.patch_length} steps, {epochs} epochs", flush=True)
     program = sweep_program.Sweep(config, make, examples=examples, epochs=epochs)

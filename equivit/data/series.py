@@ -44,7 +44,8 @@ def load(name: str, *, directory: str | None = None, normalize: str = "training"
     Args:
       name: "synthetic", or the name of the data set and its files.
       directory: holds `<name>.npz`, or `<name>_TRAIN.ts` or `.tsv` and `_TEST` next to it or in a folder `<name>`.
-        aeon downloads a missing data set to this directory.  None: aeon reads every data set.
+        aeon reads a missing data set that it bundles, and downloads others to this directory.  None: aeon reads every
+        data set.
       normalize: "training": each channel by mean and standard deviation of the training series, which keeps the scale
         of a series; "series": each channel of each series separately; "none".  Missing values are ignored.
       seed: seed of the random halves.
@@ -86,7 +87,8 @@ def read(name: str, directory: str | None) -> dict[str, Cases]:
             train, test = (place / f"{name}_{split}{suffix}" for split in ("TRAIN", "TEST"))
             if train.is_file() and test.is_file():
                 return {"train": reader(train), "test": reader(test)}
-    there = {p.stem.removesuffix("_TRAIN") for p in folder.glob("*") if p.suffix in (".npz", ".ts", ".tsv", "")}
+    patterns = ("*.npz", "*_TRAIN.ts*", "*/*_TRAIN.ts*")
+    there = {path.stem.removesuffix("_TRAIN") for pattern in patterns for path in folder.glob(pattern)}
     try:
         return series_formats.read_aeon(name, folder)
     except Missing as error:

@@ -126,16 +126,20 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
       Missing: aeon is not installed, or does not know or cannot get the data set.
     """
     try:
-        from aeon.datasets import load_classification  # optional, slow  # pyright: ignore[reportMissingImports]
+        from aeon import datasets  # optional, slow  # pyright: ignore[reportMissingImports]
     except ImportError as error:
+        absent = (error.name or "").partition(".")[0] == "aeon"
+        how = "; pip install aeon" if absent else f", which cannot be imported ({error}); repair its installation"
         raise Missing(
-            f"series '{name}': reading a data set by name needs aeon; pip install aeon, or give a directory with "
+            f"series '{name}': reading a data set by name needs aeon{how}, or give a directory with "
             f"{name}.npz, {name}_TRAIN.ts or {name}_TRAIN.tsv."
         ) from error
-    result, where = {}, None if directory is None else str(directory)
+    # Given a directory, aeon looks there alone, and downloads even what it bundles.
+    bundled = (pathlib.Path(datasets.__file__).parent / "data" / name).is_dir()
+    result, where = {}, None if directory is None or bundled else str(directory)
     for split in SPLITS:
         try:
-            series, labels = load_classification(name, split=split, extract_path=where)
+            series, labels = datasets.load_classification(name, split=split, extract_path=where)
         except (OSError, ValueError) as error:
             raise Missing(f"series '{name}': aeon could not read or download it: {error}") from error
         result[split] = Cases([x.astype(np.float32) for x in series], [str(label) for label in labels])

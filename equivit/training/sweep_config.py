@@ -62,6 +62,7 @@ class SweepConfig:
 
     seed: Seed = 0
     epochs: PositiveInt = 100
+    steps: PositiveInt | None = None  # instead of epochs: whole epochs that are at least as many
     batch_size: PositiveInt = 256
     models: tuple[Annotated[str, OneOf(patchtst.NAMES)], ...] = ("patchtst", "patchtst_registers", "patchtst_jumbo")
     patches: tuple[PositiveInt, ...] = (8, 42)
@@ -105,8 +106,10 @@ def _types(_: ConfigDict) -> dict[str, Any]:
 SCHEMA = configs.Schema(validate, _types)
 
 
-def epochs(config: ConfigDict, name: str) -> int:
-    """Return the epochs of the runs on a data set."""
+def epochs(config: ConfigDict, name: str, examples: int) -> int:
+    """Return the epochs of the runs on a data set that has `examples` training series."""
+    if config.steps is not None:
+        return -(-config.steps // -(-examples // config.batch_size))
     return config.large.epochs if name in config.large.names else config.epochs
 
 

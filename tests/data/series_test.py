@@ -111,36 +111,45 @@ def test_synthetic_is_the_same_every_time():
     np.testing.assert_array_equal(data.train.series, again.train.series)
 
 
-def test_aeon_by_name(monkeypatch):
+def pretend_aeon(monkeypatch, folder, load_classification):
+    """A package `aeon` in a folder, whose sets this function reads."""
+    package, module = types.ModuleType("aeon"), types.ModuleType("aeon.datasets")
+    module.load_classification, module.__file__ = load_classification, str(folder / "__init__.py")
+    package.datasets = module
+    monkeypatch.setitem(sys.modules, "aeon", package)
+    monkeypatch.setitem(sys.modules, "aeon.datasets", module)
+
+
+def test_aeon_by_name(monkeypatch, tmp_path):
     def load_classification(name, split, extract_path):
         assert name == "Three" and extract_path is None
         return [np.full((2, length), length) for length in (3, 5)], np.array(["x", split])
 
-    module = types.ModuleType("aeon.datasets")
-    module.load_classification = load_classification
-    monkeypatch.setitem(sys.modules, "aeon", types.ModuleType("aeon"))
-    monkeypatch.setitem(sys.modules, "aeon.datasets", module)
+    pretend_aeon(monkeypatch, tmp_path, load_classification)
     data = series.load("Three", normalize="none")
     assert data.train.series.shape == (2, 5, 2) and data.classes == ("test", "train", "x")
 
 
-def test_a_directory_comes_before_aeon(monkeypatch, folder):
-    """aeon reads the sets that the directory lacks, or downloads them to it."""
+def test_a_directory_comes_before_aeon(monkeypatch, folder, tmp_path):
+    """aeon reads the sets that the directory lacks, or downloads them to it; what it bundles it need not download."""
 
     def load_classification(name, split, extract_path):
-        if name != "Three":
+        if name not in ("Three", "Bundled"):
+            (folder / name).mkdir(exist_ok=True)  # as aeon leaves it where a download fails
             raise OSError("no such set")
-        assert extract_path == str(folder)
+        assert extract_path == (None if name == "Bundled" else str(folder))
         return [np.full((2, 3), 1.0)], np.array([split])
 
-    module = types.ModuleType("aeon.datasets")
-    module.load_classification = load_classification
-    monkeypatch.setitem(sys.modules, "aeon", types.ModuleType("aeon"))
-    monkeypatch.setitem(sys.modules, "aeon.datasets", module)
+    pretend_aeon(monkeypatch, tmp_path / "aeon", load_classification)
+    (tmp_path / "aeon" / "data" / "Bundled").mkdir(parents=True)
     assert series.read("Three", str(folder))["test"].labels == ["test"]
+    assert series.read("Bundled", str(folder))["test"].labels == ["test"]
     assert series.load("Vowels", directory=str(folder)).name == "Vowels"
     with pytest.raises(Missing, match="neither Vowel.npz nor .*the nearest is 'Vowels'.*aeon could not read or"):
         series.load("Vowel", directory=str(folder))
+    for _ in range(2):
+        with pytest.raises(Missing, match=r"_TEST as .ts or .tsv\.  Without them"):  # an empty folder is no set
+            series.load("Elsewhere", directory=str(folder))
 
 
 def test_a_set_that_ships_inside_aeon():
@@ -154,6 +163,18 @@ def test_without_aeon(monkeypatch):
     monkeypatch.setitem(sys.modules, "aeon", None)
     monkeypatch.setitem(sys.modules, "aeon.datasets", None)
     with pytest.raises(Missing, match="'Crop': reading a data set by name needs aeon; pip install aeon, or"):
+        series.load("Crop")
+
+
+def test_an_aeon_that_cannot_be_imported(monkeypatch):
+    class Broken:
+        def find_spec(self, name, path, target=None):
+            if name == "aeon":
+                raise ImportError("Numba needs an older NumPy.")
+
+    monkeypatch.delitem(sys.modules, "aeon", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(Missing, match=r"aeon, which cannot be imported \(Numba needs an older NumPy\.\); repair"):
         series.load("Crop")
 
 

@@ -213,10 +213,20 @@ def test_overrides():
     assert config.data.directory == "/nowhere" and config.data.normalize == "none"
 
 
+def test_steps_instead_of_epochs():
+    config = configs.load(CONFIG, ["steps=1500", "batch_size=64"], schema=sweep_config.SCHEMA)
+    for examples, epochs in ((36, 1500), (64, 1500), (65, 750), (390, 215), (7200, 14)):
+        assert sweep_config.epochs(config, "any", examples) == epochs
+    config.large.names = ("any",)
+    assert sweep_config.epochs(config, "any", 390) == 215
+    with pytest.raises(ValueError, match="config.steps=0 must be positive"):
+        configs.load(CONFIG, ["steps=0"], schema=sweep_config.SCHEMA)
+
+
 def test_modes_and_large_sets():
     config = configs.load("configs/timeseries.py:multivariate", schema=sweep_config.SCHEMA)
-    assert len(config.data.names) == 10 and sweep_config.epochs(config, "LSST") == 100
-    assert sweep_config.epochs(config, "Tiselac") == 20
+    assert len(config.data.names) == 10 and sweep_config.epochs(config, "LSST", 2459) == 100
+    assert sweep_config.epochs(config, "Tiselac", 81714) == 20
     for mode, models in (("small", 3), ("small,public", 6)):
         config = configs.load(f"configs/timeseries.py:{mode}", schema=sweep_config.SCHEMA)
         assert len(config.data.names) == 11 and len(config.models) == models and config.patches == (8,)
