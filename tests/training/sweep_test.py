@@ -219,7 +219,7 @@ def test_steps_instead_of_epochs():
         assert sweep_config.epochs(config, "any", examples) == epochs
     config.large.names = ("any",)
     assert sweep_config.epochs(config, "any", 390) == 215
-    with pytest.raises(ValueError, match="config.steps=0 must be positive"):
+    with pytest.raises(ValueError, match="config.steps=0 must be a positive whole number, or None; the nearest is 1"):
         configs.load(CONFIG, ["steps=0"], schema=sweep_config.SCHEMA)
 
 
