@@ -117,7 +117,9 @@ def summary(results: list[dict]) -> str:
     """The recipe in a line."""
     first, minutes = results[0], sum(r["seconds"] for r in results) / 60
     epochs = " or ".join(map(str, sorted({r["epochs"] for r in results})))
-    recipe = f"{epochs} epochs, batch {first['recipe']['batch_size']}, seed {first['recipe']['seed']}"
+    steps = first["recipe"].get("steps")
+    length = f"{steps:,} steps" if steps else f"{epochs} epochs"
+    recipe = f"{length}, batch {first['recipe']['batch_size']}, seed {first['recipe']['seed']}"
     device = first["device"]
     return f"{len(first['runs'])} runs of {recipe}; {len(results)} sweeps in {minutes:.0f} minutes on {device}."
 

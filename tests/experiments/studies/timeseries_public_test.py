@@ -10,7 +10,8 @@ from tests.experiments.tables.jumbo.timeseries_test import result
 
 
 def test_data_that_are_not_there_are_one_line(tmp_path, capsys):
-    sets = ["--config=configs/timeseries.py:small", f"--directory={tmp_path}"]
+    names = "--override=data.names=('MelbournePedestrian','Crop')"
+    sets = ["--config=configs/timeseries.py:small", names, f"--directory={tmp_path}"]
     assert (
         scripts.status(public, [f"--workdir={tmp_path / 'results'}", f"--output={tmp_path / 'none.json'}", *sets]) == 1
     )
