@@ -127,6 +127,7 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
     """
     try:
         from aeon import datasets  # optional, slow  # pyright: ignore[reportMissingImports]
+        from aeon.datasets import tsc_datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         absent = (error.name or "").partition(".")[0] == "aeon"
         how = "; pip install aeon" if absent else f", which cannot be imported ({error}); repair its installation"
@@ -141,6 +142,9 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
         try:
             series, labels = datasets.load_classification(name, split=split, extract_path=where)
         except (OSError, ValueError) as error:
+            if name not in (known := tsc_datasets.tsc_zenodo):
+                near = errors.nearest(name, known)
+                raise Missing(f"series '{name}': aeon has no data set of this name{near}.") from error
             raise Missing(f"series '{name}': aeon could not read or download it: {error}") from error
         result[split] = Cases([x.astype(np.float32) for x in series], [str(label) for label in labels])
     return result
