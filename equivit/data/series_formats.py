@@ -129,11 +129,9 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
         from aeon import datasets  # optional, slow  # pyright: ignore[reportMissingImports]
         from aeon.datasets import tsc_datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        absent = (error.name or "").partition(".")[0] == "aeon"
-        how = "; pip install aeon" if absent else f", which cannot be imported ({error}); repair its installation"
         raise Missing(
-            f"series '{name}': reading a data set by name needs aeon{how}, or give a directory with "
-            f"{name}.npz, {name}_TRAIN.ts or {name}_TRAIN.tsv."
+            f"series '{name}': reading a data set by name needs aeon ({errors.reason(error)}); pip install aeon, or "
+            f"give a directory with {name}.npz, {name}_TRAIN.ts or {name}_TRAIN.tsv."
         ) from error
     # Given a directory, aeon looks there alone, and downloads even what it bundles.
     bundled = (pathlib.Path(datasets.__file__).parent / "data" / name).is_dir()
