@@ -121,7 +121,8 @@ def run(config: ConfigDict, workdir: pathlib.Path) -> list[dict]:
             results.extend(_of_set(config, workdir, name))
         except Missing as error:
             missing[name] = error
-            print(f"left out: {error}", flush=True)
+            if len(config.data.names) > 1:  # otherwise the error below says it
+                print(f"left out: {error}", flush=True)
     if missing and not results:
         raise next(iter(missing.values()))
     if missing:

@@ -186,6 +186,8 @@ def test_a_set_that_is_not_there_stops_nothing(finished, tmp_path, monkeypatch, 
     assert f"left out: series 'InsectSound': {tmp_path} has neither InsectSound.npz nor" in said
     assert "left out, since their data are not there: InsectSound\n1 results" in said
     assert command.main([*arguments(tmp_path / "empty"), *options, "--config.data.names=InsectSound"]) == 1
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("error: series 'InsectSound': ")
 
 
 @pytest.mark.parametrize(
