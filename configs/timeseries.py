@@ -2,7 +2,7 @@
 
 Jumbo, Section 4.5 and Appendix A.3.2: best test accuracy with 8 patches, plain / registers / Jumbo: ElectricDevices
 89.0 / 88.8 / 90.1 %, Crop 80.9 / 81.2 / 82.0 %, MelbournePedestrian 92.1 / 91.5 / 91.0 %; all in its Tables 13 and 14.
-Ours: experiments/tables/jumbo/timeseries.json; every run and its cost: experiments/studies/timeseries_public.json.
+Ours: experiments/tables/jumbo/timeseries.json; every run and its cost: experiments/studies/jumbo_time_series.json.
 
     python -m equivit.sweep --config=configs/timeseries.py --workdir=runs/timeseries --config.data.directory=/data/ucr
     python -m equivit.sweep --config=configs/timeseries.py:multivariate --workdir=runs/timeseries   # through aeon
@@ -10,14 +10,14 @@ Ours: experiments/tables/jumbo/timeseries.json; every run and its cost: experime
 
 The training code is not public.  The paper closely follows PatchTST, whose public code has batch norm after each
 branch, adds the attention scores of the previous layer, and normalises each series separately.  Our three models have
-layer norm before each branch instead; `public` also trains the public form (experiments/studies/timeseries_public.py).
+layer norm before each branch instead; `public` also trains the public form (experiments/studies/jumbo_time_series.py).
 The paper does not list the parameters without weight decay: here vectors, tokens and positions.
 
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are
 read from there or through aeon.  Missing data sets are skipped.
-Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), small (eleven
-small univariate sets, three of them the paper's and six of them in aeon's wheel: 8 patches, Xavier's initial weights,
+Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), small (ten
+small univariate sets, three of them the paper's and five of them in aeon's wheel: 8 patches, Xavier's initial weights,
 batches of 64, 1,500 steps, four runs) or quicktest; public.
 """
 
@@ -29,8 +29,7 @@ SETS = {
     "MelbournePedestrian",
     "multivariate": "Tiselac WalkingSittingStanding SpokenArabicDigits FaceDetection PhonemeSpectra LSST "
     "UWaveGestureLibrary CharacterTrajectories AsphaltPavementTypeCoordinates MotorImagery",
-    "small": "MelbournePedestrian Crop ElectricDevices Adiac FaceAll ItalyPowerDemand ACSF1 ArrowHead GunPoint OSULeaf "
-    "PickupGestureWiimoteZ",
+    "small": "MelbournePedestrian Crop ElectricDevices Adiac FaceAll ItalyPowerDemand ACSF1 ArrowHead GunPoint OSULeaf",
     "quicktest": "synthetic",
 }
 PUBLIC = ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo")

@@ -70,7 +70,7 @@ SERIES = "rank: plain | registers | Jumbo | accuracy: plain | registers | Jumbo 
 @PAGE.table(f"eight sets, two seeds | {SERIES}", "two_seeds")
 def series(key: str):
     names = {"best": "best run", "mean": "mean of the runs"}
-    for row in entry("studies/timeseries_public", key)["rows"]:
+    for row in entry("studies/jumbo_time_series", key)["rows"]:
         ranks = [statistics.fmean(values) for values in zip(*row["ranks"].values(), strict=True)]
         cells = [f"{rank:.2f}" for rank in ranks] + [spread(values) for values in row["accuracy"].values()]
         for gain in row["gains"].values():
@@ -101,7 +101,7 @@ def sentences():
 
 
 def series_sentences():
-    sweeps = entry("studies/timeseries_public")["sweeps"].values()
+    sweeps = entry("studies/jumbo_time_series")["sweeps"].values()
     rates = [(sweep["best"]["lr"], [run["lr"] for run in sweep["runs"]]) for sweep in sweeps]
     edges = sum(best in (min(grid), max(grid)) for best, grid in rates)
     yield f"In {edges} of {len(rates)} sweeps the best rate lies at the edge"
@@ -118,7 +118,7 @@ def series_sentences():
 
 def _second_seed():
     """The sweeps of the second seed, and what does not repeat with it."""
-    found = entry("studies/timeseries_public", "two_seeds")
+    found = entry("studies/jumbo_time_series", "two_seeds")
     sweeps = {
         (sweep["data"], sweep["model"]): sweep for name, sweep in found["sweeps"].items() if name.startswith("seed_1/")
     }
@@ -139,10 +139,10 @@ def _second_seed():
 
 def _beyond_the_edges():
     """Compare sweeps whose best rate lies at an edge with one rate beyond it."""
-    grid = entry("studies/timeseries_public")["sweeps"]
+    grid = entry("studies/jumbo_time_series")["sweeps"]
     gains = {}
     for key, edge in (("lower", min), ("higher", max)):
-        for name, sweep in entry("studies/timeseries_public", key)["sweeps"].items():
+        for name, sweep in entry("studies/jumbo_time_series", key)["sweeps"].items():
             best, beyond = grid[name]["best"], sweep["best"]
             if best["lr"] == edge(run["lr"] for run in grid[name]["runs"]):
                 better = beyond["validation"] > best["validation"]
@@ -150,10 +150,10 @@ def _beyond_the_edges():
     better = {pair: gain for pair, gain in gains.items() if gain is not None}
     yield f"worse on held-out series in {len(gains) - len(better)} of the {len(gains)}"
     ((data, model), gain) = better.popitem()
-    sets = entry("studies/timeseries_public")["rows"][0]["sets"]
+    sets = entry("studies/jumbo_time_series")["rows"][0]["sets"]
     assert not better and model == "patchtst_jumbo"
     yield f"Jumbo on {data} gains {gain:.1f} points with it, which would add {gain / len(sets):.2f} to its mean"
-    jumbo = entry("studies/timeseries_public", "higher")["sweeps"]["seed_0/ItalyPowerDemand-patchtst_jumbo-8"]["best"]
+    jumbo = entry("studies/jumbo_time_series", "higher")["sweeps"]["seed_0/ItalyPowerDemand-patchtst_jumbo-8"]["best"]
     yield f"at a rate of 0.03 it has {100 * jumbo['test']:.1f} %"
 
 
