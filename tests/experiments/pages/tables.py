@@ -167,7 +167,7 @@ def series():
         theirs = [paper["univariate", kind, 8].get(name) for kind in timeseries.KINDS]
         if None not in theirs:
             yield [f"{name}, paper", *(f"{value}" for three in theirs for value in three)]
-    ranks = {r["kind"]: r for r in entry("tables/jumbo/timeseries")["ranks"] if r["group"] == "all"}
+    ranks = {r["kind"]: r for r in entry("tables/jumbo/timeseries")["ranks"] if r["group"] == "univariate"}
     yield ["mean rank", *(f"{ranks[kind][m]:.2f}" for kind in timeseries.KINDS for m in timeseries.MODELS)]
 
 
