@@ -113,6 +113,7 @@ def series_sentences():
     rates = [(sweep["best"]["lr"], [run["lr"] for run in sweep["runs"]]) for sweep in sweeps.values()]
     edges = sum(best in (min(grid), max(grid)) for best, grid in rates)
     yield f"In {edges} of {len(rates)} sweeps the best rate lies at the edge"
+    yield f"{len(rates)} sweeps, {sum(sweep['seconds'] for sweep in sweeps.values()) / 3600:.1f} core-hours"
     best, mean = (row["gains"] for row in found["rows"])
     assert all(abs(gain["gap"]) < 2 * gain["standard_error"] for gain in (*best.values(), *mean.values()))
     ours, papers = mean["Jumbo - plain"]["standard_error"], found["rows"][1]["paper"]["Jumbo - plain"]["gap"]
