@@ -20,10 +20,12 @@ In Python:
 """
 
 import argparse
+import collections
 import contextlib
 import csv
 import dataclasses
 import functools
+import io
 import json
 import os
 import pathlib
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from equivit.evaluation.predictor import Prediction, Predictor
 
 ENDINGS = (".csv", ".jsonl")
+NAMES = "surrogateescape"  # how Python reads and writes file names of any bytes
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -88,6 +91,8 @@ def load(place: str | os.PathLike, *, weights: str | None = None, **options: Any
 
 def _run(options: argparse.Namespace) -> None:
     images = list(listed(options.images))
+    if not images:
+        raise ValueError(f"{' '.join(options.images)}: there are no images in these lists.")
     if options.output is not None and options.output.suffix in ENDINGS:
         command.check_file("--output", options.output)
     chosen = dict(top=options.top, batch_size=options.batch_size, orientations=options.orientations)
@@ -116,9 +121,9 @@ def listed(arguments: Iterable[str]) -> Iterator[str]:
     for argument in arguments:
         path = directories.expanded(argument)
         if argument == "-":
-            yield from filter(None, map(str.strip, sys.stdin))
+            yield from filter(None, map(str.strip, _standard_input()))
         elif path.is_dir():
-            inside = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in directories.EXTENSIONS)
+            inside = sorted(str(file) for file in path.rglob("*") if directories.is_image(file) and not file.is_dir())
             if not inside:
                 raise FileNotFoundError(
                     f"{argument}: there is no image in this folder ({', '.join(directories.FORMATS)})."
@@ -127,10 +132,16 @@ def listed(arguments: Iterable[str]) -> Iterator[str]:
         elif not path.exists():
             raise FileNotFoundError(f"{argument}: there is no such file or folder{errors.nearest_path(path)}.")
         elif path.suffix == ".txt":
-            lines = filter(None, map(str.strip, directories.lines(directories.text(path))))
+            lines = filter(None, map(str.strip, directories.lines(directories.text(path, NAMES))))
             yield from (str(path.parent / directories.expanded(line)) for line in lines)
         else:
             yield str(path)
+
+
+def _standard_input() -> Iterable[str]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors=NAMES)
+    return sys.stdin
 
 
 def _writer(
@@ -152,7 +163,7 @@ def _print(found: "Prediction") -> None:
     best = zip(found.classes, found.probabilities, strict=True)
     words = [found.error or ", ".join(f"{name} {100 * share:.1f} %" for name, share in best)]
     words += [f"same class in {share:.0%} of {of}" for share, of in _stability(found) if share is not None]
-    print(f"{found.image}: {'; '.join(words)}", flush=True)
+    print(f"{errors.line(found.image)}: {'; '.join(words)}", flush=True)
 
 
 def _stability(found):
@@ -162,7 +173,7 @@ def _stability(found):
 @contextlib.contextmanager
 def _table(path: pathlib.Path, model: "Predictor") -> Iterator[Callable[["Prediction"], Any]]:
     """Write rows of a table, or JSON lines; the file appears when it is complete."""
-    with files.replacing(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+    with files.replacing(path) as unfinished, unfinished.open("w", encoding="utf-8", errors=NAMES, newline="") as file:
         if path.suffix == ".jsonl":
             yield lambda found: file.write(json.dumps(_object(found), ensure_ascii=False) + "\n")
             return
@@ -198,21 +209,47 @@ def _maps(folder: pathlib.Path, classes: tuple[str, ...], images: list[str]) -> 
 
     if len(classes) > 256:
         raise ValueError(f"a PNG file with a palette holds 256 classes, and the model has {len(classes)}.")
+    places = _places(folder, images)
     files.make_directory(folder)
     files.write_text(folder / "classes.txt", "".join(f"{name}\n" for name in classes))
     palette = np.round(255 * colours.of_classes(len(classes))).astype(np.uint8)
-    above = os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in images])
 
     def write(found: "Prediction") -> None:
         if found.map is None:
             return
         picture = Image.fromarray(found.map.astype(np.uint8))
         picture.putpalette(palette.tobytes())
-        place = folder / pathlib.Path(os.path.relpath(os.path.abspath(found.image), above)).with_suffix(".png")
-        with files.replacing(place) as unfinished:
+        with files.replacing(places[found.image]) as unfinished:
             picture.save(unfinished)
 
     yield write
+
+
+def _places(folder: pathlib.Path, images: list[str]) -> dict[str, pathlib.Path]:
+    """The file of each image's label map.
+
+    Raises ValueError if two images would have the same one, or if it is one of the images.
+    """
+    paths = {image: os.path.abspath(image) for image in images}
+    above = os.path.commonpath([os.path.dirname(path) for path in paths.values()])
+    places = {
+        image: folder / pathlib.Path(os.path.relpath(path, above)).with_suffix(".png") for image, path in paths.items()
+    }
+    sources = collections.defaultdict(set)
+    for image, place in places.items():
+        sources[place].add(paths[image])
+    originals = set(map(os.path.realpath, images))
+    for place, of in sources.items():
+        if len(of) > 1:
+            one, other, *_ = sorted(of)
+            raise ValueError(
+                f"{errors.line(one)} and {errors.line(other)} would both have the label map {place}; rename one."
+            )
+        if os.path.realpath(place) in originals:
+            raise ValueError(
+                f"--output={folder}: the label map {place} would replace an image; give another directory."
+            )
+    return places
 
 
 def _tracked(found: Iterable["Prediction"], total: int) -> Iterator["Prediction"]:

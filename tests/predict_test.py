@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import os
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -80,3 +83,34 @@ def test_mistakes_are_one_line(place, capsys, arguments, message):
 def test_in_python(place):
     model = predict.load("model", top=3)
     assert [len(found.classes) for found in model(["photos/a.png", "photos/c.png"])] == [3, 3]
+
+
+def test_label_maps_replace_neither_each_other_nor_an_image(tmp_path, monkeypatch):
+    """All places are known before the first map is written."""
+    monkeypatch.chdir(tmp_path)
+
+    def places(folder, *images):
+        return predict._places(pathlib.Path(folder), list(images))
+
+    assert places("out", "a/x.jpg", "a/b/x.jpg", "a/x.jpg") == {
+        "a/x.jpg": pathlib.Path("out/x.png"),
+        "a/b/x.jpg": pathlib.Path("out/b/x.png"),
+    }
+    with pytest.raises(ValueError, match=r"a/x.jpg and .*a/x.png would both have the label map out/x.png; rename one"):
+        places("out", "a/x.jpg", "a/y.jpg", "a/x.png")
+    with pytest.raises(ValueError, match="--output=a: the label map a/x.png would replace an image"):
+        places("a", "a/x.png")
+
+
+def test_an_empty_list_and_a_name_of_other_bytes(place, capsys):
+    (place / "empty.txt").write_text("\n")
+    assert predict.main(["--input=model", "empty.txt"]) == 1
+    assert "empty.txt: there are no images in these lists" in capsys.readouterr().err
+    name = b"photos/\xff.png"
+    shutil.copy("photos/a.png", os.fsdecode(name))
+    (place / "bytes.txt").write_bytes(name)
+    for ending in predict.ENDINGS:
+        assert predict.main(["--input=model", "bytes.txt", f"--output=p{ending}"]) == 0
+        assert name in (place / f"p{ending}").read_bytes()
+    assert predict.main(["--input=model", "bytes.txt"]) == 0
+    assert r"photos/\udcff.png: class" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from equivit import errors
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP", ".webp": "WEBP"}
 FORMATS |= {".tif": "TIFF", ".tiff": "TIFF"}
 EXTENSIONS = tuple(FORMATS)
+MAX_ASPECT = 100  # a longer strip, scaled until its short side fills a crop, would take gigabytes
 
 
 class Files:
@@ -75,7 +76,8 @@ class Folder(Files):
         if unknown:
             raise ValueError(f"{self.folder}: classes that {reference} does not have: {_listed(unknown)}.")
         files = [(folder.name, file) for folder in found for file in _images(folder)]
-        self.labels = np.array([self.classes.index(name) for name, _ in files], np.int32)
+        places = {name: place for place, name in enumerate(self.classes)}
+        self.labels = np.array([places[name] for name, _ in files], np.int32)
         self.files = array([file for _, file in files])  # without their folders, which the labels give
 
     def where(self, index: int) -> str:
@@ -114,7 +116,11 @@ def content(path: pathlib.Path) -> bytes:
 
 
 def check_pixels(height: int, width: int, max_pixels: int) -> None:
-    """ValueError for an image with more pixels than the config allows, before memory is allocated."""
+    """ValueError for an image with more pixels than the config allows, or a long strip, before memory is allocated."""
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(
+            f"it has {height} x {width} pixels; an image is at most {MAX_ASPECT} times as long as wide: crop it"
+        )
     if width * height > max_pixels:
         raise ValueError(
             f"it has {height} x {width} = {height * width:,} pixels, more than config.data.max_pixels={max_pixels}; "
@@ -155,13 +161,27 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else sorted(names)
 
 
+def names(where: str, classes: np.ndarray) -> tuple[str, ...]:
+    """The names in an array of strings, or of bytes in UTF-8, else ValueError."""
+    try:
+        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in classes.tolist())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} must be text in UTF-8 ({error}).") from error
+
+
 def array(files: list[str]) -> np.ndarray:
     """File names as an array: even a million are sent to workers quickly."""
     return np.array([os.fsencode(file) for file in files], np.bytes_)
 
 
+def is_image(path: str | os.PathLike) -> bool:
+    """Whether a path names an image file by its ending; hidden ones, such as the metadata of macOS, are none."""
+    name = os.path.basename(path)
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
 def _images(folder: pathlib.Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(EXTENSIONS))
+    return sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and not entry.is_dir())
 
 
 def _listed(paths: list[pathlib.Path]) -> str:

@@ -19,9 +19,9 @@ class Hub:
     """A data set with a column of images and at most one of classes, read by random access from Arrow files.
 
     `name` is a repository of the Hub, `ORG/NAME`, `ORG/NAME/SUBSET` or either with `@REVISION`, or a local folder:
-    one of `save_to_disk`, or of Parquet or image files.  A split may be a slice: `train[:1%]`.  Of several columns of
-    classes, the one called "label" is taken.  The library keeps downloads in its cache, which alone is read with
-    HF_HUB_OFFLINE=1 or HF_DATASETS_OFFLINE=1.
+    one of `save_to_disk`, or of Parquet or image files.  A split may be a slice, `train[:1%]`, but not of a folder of
+    `save_to_disk`.  Of several columns of classes, the one called "label" is taken.  The library keeps downloads in its
+    cache, which alone is read with HF_HUB_OFFLINE=1 or HF_DATASETS_OFFLINE=1.
 
     Raises:
       ValueError: the library is not installed, the data set or split cannot be loaded, or it has other columns.

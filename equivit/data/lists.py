@@ -90,18 +90,23 @@ def _of_split(name: str, split: str) -> str:
 
 
 def _rows(file: pathlib.Path) -> list[Line]:
-    """The lines of a table without its header, recognised by having no image path."""
+    """The lines of a table without its header."""
     reader = csv.reader(_lines(file))
     try:
         found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise ValueError(f"{file}, line {reader.line_num}: it is not a line of a table ({error}).") from error
-    if found and not any(cell.lower().endswith(directories.EXTENSIONS) for cell in found[0][1]):
+    if found and _is_header(found[0][1]):
         found = found[1:]
     for number, row in found:
         if len(row) != 2 or not row[1]:
             raise ValueError(f"{file}, line {number}: {errors.shown(','.join(row))} must be a path and a label.")
     return [Line(number, *row) for number, row in found]
+
+
+def _is_header(row: list[str]) -> bool:
+    """Whether a row names columns: it has no path of an image, and no ending of a file in the first column."""
+    return not os.path.splitext(row[0])[1] and not any(cell.lower().endswith(directories.EXTENSIONS) for cell in row)
 
 
 def _lines(file: pathlib.Path) -> list[str]:

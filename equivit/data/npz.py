@@ -41,7 +41,7 @@ class Npz:
                 f"npz:{path}: `classes` must be a list of names, such as np.array(['cat', 'dog']), not "
                 f"{_kind(classes)}."
             )
-        self.classes = tuple(map(str, classes))
+        self.classes = directories.names(f"npz:{path}: `classes`", classes)
         self.encoded = "jpeg" in arrays
         self.images = arrays["jpeg" if self.encoded else "image"]
         self.offset: Any = arrays.get("offset")  # jpeg i is images[offset[i] : offset[i + 1]]
@@ -62,7 +62,7 @@ class Npz:
                     f"would leave {len(self.legend.classes)}; remove the labels or the maps."
                 )
             self.classes = self.legend.classes
-        self.channels = 3 if self.encoded else self.images.shape[-1]
+        self.channels = 3 if self.encoded or self.images.shape[-1] > 2 else 1  # others have transparency
 
     def __reduce__(self):
         # A worker reopens the file instead of receiving its content.

@@ -67,11 +67,17 @@ def decode(image: np.ndarray | bytes, channels: int, max_pixels: int = MAX_PIXEL
     16-bit values, 0..65535, are divided by 257 and rounded.
 
     Raises:
-      ValueError: not an image file, more than `max_pixels`, or 32-bit values, whose range is unknown.
+      ValueError: not an image file, more than `max_pixels`, a long strip, or values of neither 8 nor 16 bits, whose
+        range is unknown.
     """
     if isinstance(image, bytes):
         with _opened(image, max_pixels) as file:
             return _in_mode(_eight_bits(file), MODES[channels])
+    if image.ndim != 3 or image.dtype not in (np.uint8, np.uint16):
+        raise ValueError(
+            f"an image must be an array [H, W, C] of uint8 or uint16, not {image.dtype} {list(image.shape)}; scale it "
+            "to 0..255"
+        )
     image = _scaled(image)
     return _in_mode(Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image), MODES[channels])
 

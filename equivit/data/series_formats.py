@@ -67,7 +67,8 @@ def _npz_split(path: pathlib.Path, arrays: dict[str, np.ndarray], split: str) ->
     cases = [_in_float32(x[:, :length]) for x, length in zip(series, lengths, strict=True)]
     if any(np.isinf(case).any() for case in cases):
         raise ValueError(f"{path}: `{split}_x` has values that are infinite in float32; NaN means a missing value.")
-    return Cases(cases, [str(classes[label]) for label in labels])
+    names = directories.names(f"{path}: `classes`", classes)
+    return Cases(cases, [names[label] for label in labels])
 
 
 def _check_array(where: str, array: np.ndarray, form: str, axes: int, kinds: str) -> None:

@@ -47,7 +47,7 @@ class WebDataset:
     `{split}` for the split, `{000..127}` for numbers, and `*`; without `{split}` it is read as split `train` or `all`.
 
     If all labels are numbers, a file `classes.txt` beside the shards may name them, class 0 in its first line.  Else
-    classes are sorted by name.  They are taken from the shards of `class_split` if there are any.
+    classes are sorted by name.  Both are taken from the shards of `class_split` if there are any.
 
     Raises:
       FileNotFoundError: there is no such shard.
@@ -73,7 +73,7 @@ class WebDataset:
             raise ValueError(f"{self.where(labels.index(None))} has no label, and other samples have one.")
         reference = shards(pattern.replace(SPLIT, class_split))
         reference = reference if reference and all(map(os.path.isfile, reference)) else self.shards
-        self.classes, places = _classes(pathlib.Path(self.shards[0]).parent / NAMES, set(indexed(reference).labels))
+        self.classes, places = _classes(pathlib.Path(reference[0]).parent / NAMES, set(indexed(reference).labels))
         if (unknown := next((i for i, label in enumerate(labels) if label not in places), None)) is not None:
             raise ValueError(
                 f"{self.where(unknown)}: the label {errors.shown(labels[unknown])} is not one of the "
@@ -121,6 +121,7 @@ def _of_shard(number: int, name: str) -> Index:
         with tarfile.open(name, "r:") as file:
             groups = itertools.groupby(_files(file), key=lambda member: _parts(member.name)[0])
             samples = [(key, *_sample(name, key, file, list(members))) for key, members in groups]
+            _check_end(file)
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(
             f"{name}: it must be a whole tar file, without compression, which allows no random access "
@@ -129,6 +130,16 @@ def _of_shard(number: int, name: str) -> Index:
     keys, places, labels = zip(*samples, strict=True) if samples else ((), (), ())
     place = np.array(places, np.int64).reshape(-1, 2)
     return Index(np.full(len(keys), number, np.int32), place, directories.array(list(keys)), labels)
+
+
+def _check_end(file: tarfile.TarFile) -> None:
+    """TarError unless zeros follow the last member: `tarfile` also stops, silently, at a damaged or missing header."""
+    assert file.fileobj is not None
+    file.fileobj.seek(file.offset)
+    block = file.fileobj.read(tarfile.BLOCKSIZE)
+    if block != bytes(tarfile.BLOCKSIZE):
+        what = "is cut off" if len(block) < tarfile.BLOCKSIZE else "has a damaged header"
+        raise tarfile.TarError(f"it {what} at byte {file.offset}")
 
 
 def _files(file: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

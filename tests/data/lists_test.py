@@ -97,6 +97,7 @@ def test_a_table_has_a_path_and_a_label_on_each_line(section, images):
         ("x.txt", "4.png,3\n", "x.txt, line 1: '4.png,3' must be the path of an image"),
         ("x.csv", "path,label\n4.png,3\n\n4.png\n", "x.csv, line 4: '4.png' must be a path and a label"),
         ("x.csv", "4.png,3\n4.png,\n", "x.csv, line 2: '4.png,' must be a path and a label"),
+        ("x.csv", "0.gif,4\n4.png,3\n", "x.csv, line 1: '0.gif' must be the path of an image"),
         ("x.csv", "0,4.png,3\n", "x.csv, line 1: '0,4.png,3' must be a path and a label"),
         ("x.csv", "4.png,3\n3,4.png\n", "x.csv, line 2: '3' must be the path of an image"),
         ("x.csv", f"4.png,3\n4.png,{'3' * 200_000}\n", "x.csv, line 2: it is not a line of a table (field larger than"),

@@ -56,6 +56,17 @@ def test_npz_with_label_maps(section, npz, kind, labelled):
             sources.open_source(section(source=f"npz:{npz}"), "test")
 
 
+def test_names_in_bytes_and_images_with_transparency(section, tmp_path):
+    shared = dict(train_label=np.zeros(1, int), classes=np.array(["cät".encode()]))
+    for name, channels in (("grey", 2), ("colour", 4)):
+        image = np.full((1, 7, 9, channels), 255, np.uint8)
+        image[..., :-1] = 80
+        np.savez(tmp_path / f"{name}.npz", train_image=image, **shared)
+    grey, colour = (sources.open_source(section(source=f"npz:{tmp_path}/{n}.npz"), "train") for n in ("grey", "colour"))
+    assert grey.classes == ("cät",) and (grey.channels, colour.channels) == (1, 3)
+    assert values_of(grey) == values_of(colour) == [80]
+
+
 JPEG = np.zeros(8, np.uint8)
 
 
@@ -71,6 +82,7 @@ JPEG = np.zeros(8, np.uint8)
         ({"a_label": np.zeros(2, int)}, "a_label has 2 entries for 3 images"),
         ({"a_label": np.array([0, 1, 2])}, r"a_label is in 0\.\.2; 2 classes allow 0\.\.1"),
         ({"classes": None}, "`classes`, the names of the classes, is missing"),
+        ({"classes": np.array([b"\xff", b"x"])}, "`classes` must be text in UTF-8"),
         ({"classes": np.array("cat")}, r"`classes` must be a list of names, .* not <U3 \[\]"),
         (
             {"classes": np.full(2, 2**31, np.uint32).view("<U1")},

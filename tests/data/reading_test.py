@@ -84,6 +84,21 @@ def test_32_bits_are_refused_by_name(section, tmp_path, values):
         reading.read(source, 0, 1)
 
 
+@pytest.mark.parametrize(
+    "image", [np.full((4, 4, 1), 0.9, np.float32), np.full((4, 4, 3), 300), np.zeros((4, 4), np.uint8)]
+)
+def test_arrays_of_another_range_or_shape_are_refused(image):
+    with pytest.raises(ValueError, match=r"must be an array \[H, W, C\] of uint8 or uint16, not .* scale it"):
+        reading.decode(image, 3)
+
+
+@pytest.mark.parametrize("size", [(3000, 1), (2, 201)])
+def test_a_strip_is_refused_before_it_takes_memory(size):
+    with pytest.raises(ValueError, match="at most 100 times as long as wide"):
+        reading.decode(encoded(Image.new("L", size)), 3)
+    assert reading.decode(encoded(Image.new("L", (200, 2))), 3).size == (200, 2)
+
+
 def test_modes_of_8_bits_stay_as_pillow_converts_them():
     colours = np.random.default_rng(0).integers(0, 256, (5, 4, 3), np.uint8)
     for mode, kind in (("1", "PNG"), ("P", "PNG"), ("LA", "PNG"), ("RGBA", "PNG"), ("CMYK", "TIFF")):

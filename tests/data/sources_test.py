@@ -74,6 +74,12 @@ def test_class_folders_with_splits(section, tmp_path):
         sources.open_source(config, "val")
 
 
+def test_hidden_files_and_folders_named_as_images_are_none(section, tmp_path):
+    write_images(tmp_path, ["cat/a.png", "cat/._a.png"])
+    (tmp_path / "cat/b.png").mkdir()
+    assert len(sources.open_source(section(source=f"folder:{tmp_path}"), "train")) == 1
+
+
 def test_class_folders_without_splits_are_training_data_only(section, tmp_path):
     write_images(tmp_path, ["b/x.png", "a/y.png"])
     config = section(source=f"folder:{tmp_path}")

@@ -64,6 +64,36 @@ def test_a_damaged_image_is_replaced_as_in_other_sources(opened, tmp_path):
     assert list(read.unreadable) == [f"{tmp_path}/train-000.tar: 0"]
 
 
+@pytest.mark.parametrize("damage", ["a bit", "noise", "cut before", "cut within", "without an end"])
+def test_no_sample_is_lost_behind_a_damaged_header(opened, tmp_path, damage):
+    path = tmp_path / "train-000.tar"
+    write(path, [*sample("0", 0), *sample("1", 1)])
+    assert len(opened()) == 2
+    with tarfile.open(path) as file:
+        _, header = (member.offset for member in file)
+        end = file.offset
+    content = bytearray(path.read_bytes())
+    if damage == "a bit":
+        content[header + 150] ^= 1  # of the checksum
+    elif damage == "noise":
+        content[header : header + 512] = b"x" * 512
+    else:
+        del content[{"cut before": header, "cut within": header + 300, "without an end": end}[damage] :]
+    path.write_bytes(content)
+    tars.indexed.cache_clear()
+    with pytest.raises(ValueError, match="must be a whole tar file, .* at byte"):
+        opened()
+
+
+def test_names_of_classes_are_those_of_the_class_split(section, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        write(tmp_path / split / "0.tar", [*sample("0", 0, 0), *sample("1", 1, 1)])
+    (tmp_path / "train/classes.txt").write_text("cat\ndog\n")
+    config = section(source=f"webdataset:{tmp_path}/{{split}}/0.tar", eval_split="val")
+    assert [sources.open_source(config, split).classes for split in ("train", "val")] == [("cat", "dog")] * 2
+
+
 WRONG = {
     "compressed": (None, "must be a whole tar file, without compression"),
     "cut": (sample("0", 0, 1), "must be a whole tar file"),
