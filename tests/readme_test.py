@@ -31,6 +31,7 @@ from equivit import (
     train,
 )
 from equivit.configs import finetune_folder
+from equivit.data import npz
 from equivit.evaluation import summary
 from equivit.models import zoo
 from equivit.symmetry import __main__ as symmetry
@@ -55,7 +56,16 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", EXAMPLES, re.DOTALL | re.MULTILINE
 
 
 def commands(page: str, program: str) -> list[list[str]]:
-    """The words after `python` wherever a page runs the program, in a block or between backticks.
+    """The words after `python` wherever a page runs the program."""
+    return [words_of(line)[1:] for line in lines(page, program)]
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(line, comments=True)
+
+
+def lines(page: str, program: str) -> list[str]:
+    """The commands of a page that run the program, in a block or between backticks.
 
     A line `equivit NAME ...` runs a command too.
     """
@@ -63,7 +73,7 @@ def commands(page: str, program: str) -> list[list[str]]:
     text = re.sub(r"^equivit (\w+)", r"python -m equivit.\1", text, flags=re.MULTILINE)
     found = re.findall(rf"python {program}[^`\n]*", text)  # a bare name, without arguments, is no command
     found = [line for line in found if not line.startswith("python -m") or " --" in line]
-    return [shlex.split(line.rstrip('"') if line.count('"') % 2 else line, comments=True)[1:] for line in found]
+    return [line.rstrip('"') if line.count('"') % 2 else line for line in found]
 
 
 def block(word: str) -> str:
@@ -113,7 +123,7 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 def test_every_example_is_run_by_a_test():
     words = ["jnp.rot90", "Classifier", "logits.shape", "photo.jpg", "predict.load", "replacement.replace", "def blur"]
-    words += ["reconfigure", "nnx.Optimizer", "to_linen", "randomise"]
+    words += ["reconfigure", "nnx.Optimizer", "to_linen", "randomise", "savez_compressed"]
     assert len(BLOCKS) == len(words) and all(map(block, words))
 
 
@@ -165,6 +175,15 @@ def test_your_own_images(folder, monkeypatch):
     assert len(lines) == 2 and all(
         re.match(r"more_photos/[ab]\.jpg \('(cats|dogs)', '(cats|dogs)'\)", line) for line in lines
     )
+
+
+def test_the_example_of_an_npz_file_makes_one(folder):
+    for number, name in enumerate(["train/cats/a.png", "train/dogs/b.png", "train/dogs/c.png", "test/dogs/d.png"]):
+        photo(folder / "photos" / name, number)
+    run(folder, block("savez_compressed"))
+    train_part, test_part = (npz.Npz(str(folder / "photos.npz"), split, void=()) for split in ("train", "test"))
+    assert train_part.classes == ("cats", "dogs") and train_part[0]["image"].shape == (96, 96, 3)
+    assert [part[k]["label"] for part in (train_part, test_part) for k in range(len(part))] == [0, 1, 1, 1]
 
 
 def test_attention_replaced_by_convolution(folder, monkeypatch):
@@ -225,6 +244,18 @@ def without_files(config):
 
 
 completed = fine_tuning.complete
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_shell_passes_the_words_of_commands_on(page):
+    """Parentheses, braces and spaces are quoted where they stand for themselves; ! is quoted by ' alone."""
+    found = [line for name in COMMANDS for line in lines(page, f"-m {name}")]
+    for line in found:
+        assert "!" not in re.sub("'[^']*'", "", line), line
+    script = "".join(f"printf '%s\\0' {line.partition(' #')[0]}; echo\n" for line in found)
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout.decode()
+    words = [text.removesuffix("\0").split("\0") for text in printed.splitlines()]
+    assert words == [words_of(line) for line in found]
 
 
 @pytest.mark.parametrize("page", PAGES)
