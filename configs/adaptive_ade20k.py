@@ -30,7 +30,8 @@ Where the paper contradicts itself or is silent:
   are interpolated around the torus, or with `unpool` unpooled; logits are interpolated in both cases.
 - The paper names no equivariant pyramid pooling: ours is `equivit/models/segmenter/pyramid_pooling.py`.
 - Adaptive models need sizes that all their grids divide, for standard shifts too: there an adaptive Swin is trained on
-  crops of 448 pixels, the ordinary one on 512.  Only adaptive models have test images resized up to the next such size.
+  crops of 448 pixels, the ordinary one on 512.  Test images are resized up to the next such size, except for
+  ordinary models under standard shifts, which take the next multiple of 4.
 - Ranges of shifts are not given: here circular shifts cover the whole image, others 32 pixels to either side.
 """
 

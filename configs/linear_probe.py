@@ -15,8 +15,8 @@ token.  Here batch statistics are of the whole batch and the last epoch counts; 
 each GPU's 512 images, and the best epoch counts.
 Modes, joined by commas (B,jumbo if none is given): B, L or cifar (default B); plain or jumbo (default plain); H8, I8 or
 D8 (an octic encoder; without a Jumbo token, the classifier of D8 reads the mean of the tokens' invariants); fork: the
-head, the crops, the LARS (optax's) and the last learning rate of the JAX version that the paper used; sgd: its
-alternative to LARS; quicktest.
+head, the crops, the LARS (optax's), and the first and last learning rate of the JAX version that the paper used (the
+last until November 2025, then 1e-6); sgd: its alternative to LARS; quicktest.
 """
 
 from equivit.configs import recipes
@@ -35,9 +35,10 @@ def get_config(mode: str = "B,jumbo"):
     c.data.augment.update(crop=crop, scale=(smallest, 1.0), flip=0.5)
     name = "sgd" if w.sgd else "lars_optax" if w.fork else "lars"
     c.optimizer.update(name=name, momentum=0.9, weight_decay=0.0, clip=None)
-    c.schedule.update(lr=3.0 if w.sgd else 0.1 * c.batch_size / 256, warmup_lr=0.0, min_lr=1e-6 if w.fork else 0.0)
+    c.schedule.update(lr=3.0 if w.sgd else 0.1 * c.batch_size / 256, warmup_lr=0.0, min_lr=0.0)
     c.schedule.warmup_epochs = None if w.sgd else 10
     if w.fork:
+        c.schedule.update(warmup_lr=1e-6, min_lr=1e-5)
         c.objective.update(affine=True, eps=1e-5, momentum=0.01, weight_std=0.02)
     c.checkpoint.every_steps, c.evaluation.every_epochs = 1000, 5
     if w.quicktest:

@@ -18,15 +18,6 @@ class Clock(NamedTuple):
         """The fraction of the run that is done, in [0, 1]."""
         return self.step / self.total
 
-    @property
-    def epoch(self) -> jax.Array:
-        """The number of finished epochs, which may be fractional."""
-        return self.step / self.per_epoch
-
-    def linear(self, begin: float, end: float, until: float = 1.0) -> jax.Array:
-        """Linear from `begin` to `end` over the first fraction `until` of the run, then `end`."""
-        return begin + (end - begin) * jnp.minimum(self.done / until, 1.0)
-
     def ramp(self, begin: float, end: float, steps: int) -> jax.Array:
         """Linear from `begin` at the first step to `end` at the last of `steps`, then `end`."""
         return begin + (end - begin) * jnp.minimum(self.step / max(steps - 1, 1), 1.0)

@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 
 from equivit.logical import Tensor
 from equivit.models import zoo
-from equivit.models.model import Config
+from equivit.models.model import Config, check_input
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
-from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, usual_rule
+from equivit.objectives.objective import Batch, Loss, Objective, Rule, Step, check_masking, usual_rule
 from equivit.symmetry import fields
 from equivit.symmetry.groups import OCTIC
 
@@ -47,23 +47,28 @@ class FeatureMatching(Objective):
 
     @staticmethod
     def check(config: ConfigDict) -> None:
-        """ValueError for a missing teacher, or a head, which the objective does not train."""
+        """ValueError for a missing teacher, or a model that has a head or no fixed grid of patches."""
         if config.objective.teacher is None:
             raise ValueError(
                 f"config.objective.teacher={config.objective.teacher!r}: name a teacher: a run, a saved model, or "
                 "pretrained weights such as 'dinov2:dinov2_vitb14_pretrain.pth'."
             )
-        if (classes := config.model.get("num_classes", "not set")) is not None:
-            raise ValueError(f"config.model.num_classes={classes}: no head is trained; set num_classes=None.")
+        check_masking(config)
 
     def check_model(self, model: Config, teachers: Mapping[str, Any]) -> None:
-        """As in `Objective`; also ValueError if the teacher has other tokens or another size."""
+        """As in `Objective`; also ValueError if the teacher has other tokens or size, or cannot take the images."""
         super().check_model(model, teachers)
-        teacher = teachers["teacher"].config
+        teacher, place = teachers["teacher"].config, f"config.objective.teacher={self.options.teacher}"
         for name in ("width", "depth", "patch_size", "prefix"):
             ours, theirs = getattr(model, name, None), getattr(teacher, name, None)
             if ours != theirs:
-                raise ValueError(f"config.objective.teacher={self.options.teacher}: {name}={theirs}, not {ours}.")
+                raise ValueError(f"{place}: {name}={theirs}, not {ours}.")
+        if "token" in teacher.parts:
+            raise ValueError(
+                f"{place}: adaptive={teacher.adaptive}: the content determines its patch grid, but patches are "
+                "compared on a fixed grid; name a teacher with adaptive=False."
+            )
+        check_input(teacher, f"images for {place}", self.image_size, self.config.model.in_channels)
 
     def rule(self, tensor: Tensor) -> Rule:
         """At the transition, everything after it is frozen."""

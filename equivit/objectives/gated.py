@@ -176,6 +176,15 @@ class GatedSupervised(Gated, Supervised):
 
     FIXED = (*Supervised.FIXED, "by_head", "kind", "form", "kernel_size")
 
+    def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
+        """As in `Gated`; also ValueError if `token_drop` is set."""
+        super().check_model(model, teachers)
+        if self.options.token_drop is not None:
+            raise ValueError(
+                f"config.objective.token_drop={self.options.token_drop}: the convolutions of "
+                f"config.objective.name={self.options.name!r} need the whole grid of patches; set token_drop=None."
+            )
+
 
 class GatedSegmentation(Gated, Segmentation):
     """Segmentation with gates."""

@@ -197,8 +197,8 @@ def check_masking(config: ConfigDict) -> None:
     name, adaptive = config.model.get("name"), config.model.get("adaptive", False)
     if name in zoo.NAMES and not issubclass(zoo.NAMES[name].config, ViTConfig):
         raise ValueError(
-            f"config.model.name={name!r}: objective.name={config.objective.name!r} drops or masks patches, which "
-            "only ViTs support; use one, such as vit_s16."
+            f"config.model.name={name!r}: objective.name={config.objective.name!r} drops or masks patches or compares "
+            "their tokens, which only ViTs support; use one, such as vit_s16."
         )
     if adaptive is True or isinstance(adaptive, tuple | list) and "token" in adaptive:
         raise ValueError(

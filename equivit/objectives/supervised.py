@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -68,10 +68,11 @@ class Supervised(Objective):
             )
 
     def check_model(self, model: Config, teachers: Mapping[str, nnx.Module]) -> None:
-        """As in `Objective`; also ValueError if `token_drop` is set for a model without patch tokens."""
+        """As in `Objective`; also ValueError if `token_drop` is set for a model without tokens that can be dropped."""
         super().check_model(model, teachers)
         if self.options.token_drop is not None:
             self._tokens(model)
+            self._check_drop(model)
 
     def extra(self, trainable: Arrays) -> Extra:
         """The averages, which start as the parameters."""
@@ -93,6 +94,20 @@ class Supervised(Objective):
                 "to drop; set it to None, or train a ViT."
             )
         return math.prod(check_grid(self.image_size, model.patch_size, "training images"))
+
+    def _check_drop(self, model: Any) -> None:
+        """ValueError if a part of the ViT needs the whole grid of patches."""
+        convolved = ", ".join(str(one.block) for one in model.replaced if one.kind != "identity")
+        for needs, is_set, fix in (
+            (f"position={model.position!r}", model.position == "rotary", "position='learned'"),
+            (f"adaptive={model.adaptive!r}", "position" in model.parts, "adaptive=('token',)"),
+            (f"replaced (convolutions in blocks {convolved})", bool(convolved), "replaced=()"),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"config.objective.token_drop={self.options.token_drop}: config.model.{needs} needs the whole grid "
+                    f"of patches; set token_drop=None, or config.model.{fix}."
+                )
 
     def prepare(self, module: nnx.Module, batch: Batch, key: jax.Array) -> Batch:
         """Normalise and mix the whole batch and add `target` [B, classes]."""

@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import os
 import pathlib
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -22,8 +21,9 @@ from equivit.layers.rngs import Keys
 from equivit.models import saved
 from equivit.models.model import ModelModule
 from equivit.models.reconfiguration import reconfigure
+from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import described, hub, mapping, places, reading
-from equivit.pretrained.format import Format
+from equivit.pretrained.format import Format, Hints, require
 from equivit.pretrained.mapping import STORED
 from equivit.trained_on import TrainedOn
 
@@ -121,11 +121,13 @@ def trained_on(place: str | os.PathLike) -> TrainedOn:
 def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -> dict[str, np.ndarray]:
     """The model's weights under the names of a foreign format, with constants; the inverse of `load`.
 
+    Under the names of transformers, prints the entries that the `config.json` beside the file must have.
+
     Args:
       flavour: one of the format's `flavours`; None: determined by the model's configuration.
 
     Raises:
-      ValueError: no such flavour, or the format has no such model.
+      ValueError: no such flavour, or the format has no such model, or its code computes another function.
     """
     kinds, config = _kinds(source), model.config
     if replaced := getattr(config, "replaced", ()):
@@ -147,9 +149,24 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
     tensors = jax.device_get(logical.to_logical(model, STORED))
     state = mapping.write(format.table(config, flavour), tensors, _what(source, flavour, config))
+    _check_restored(format, flavour, config, state)
     if format.written is None:
         return state
     return {format.written(name, config, flavour): tensor for name, tensor in state.items()}
+
+
+def _check_restored(format: Format, flavour: str, config: Any, state: Mapping[str, np.ndarray]) -> None:
+    """ValueError if the file's readers would take another activation or epsilon, unless a `config.json` has them."""
+    valid = {field.name for field in dataclasses.fields(config)} & {"mlp", "norm_eps"}
+    if not valid or format.require is not None:  # whose readers must be given the activation
+        return
+    found, _ = format.infer(state, **{hint: getattr(config, hint, None) for hint in Hints._fields})
+    restored = {name: getattr(found, name) for name in sorted(valid)}
+    if not isinstance(config, ViTConfig) or "transformers" not in (format.name, flavour):
+        return require(config, format.name, **restored)
+    lost = {name: getattr(config, name) for name, value in restored.items() if getattr(config, name) != value}
+    if lost:
+        print(f"{format.name}: the config.json beside the file must have {described.entries(lost)}.")
 
 
 def describe(config: Any) -> str:
@@ -206,12 +223,10 @@ def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.nda
     """The format of a file, its state dict, and the names of dropped tensors."""
     for format in kinds:
         apart = content if format.unstacked is None else format.unstacked(content)
-        state, left_out = reading.state_dict(apart, format.rename, format.ignored, format.mark)
-        if any(re.fullmatch(format.mark, name) for name in state):
-            return format, state, left_out
-    if kinds is not _ALL:
-        return format, state, left_out
-    first = errors.listed(list(state)[:3])
+        # A format's renaming may merge names of another format's file, so only marked files are read with it.
+        if reading.is_marked(apart, format.rename, format.mark) or (format is kinds[-1] and kinds is not _ALL):
+            return format, *reading.state_dict(apart, format.rename, format.ignored, format.mark)
+    first = errors.listed(list(reading.state_dict(content)[0])[:3])
     raise ValueError(
         f"weights: names such as {first} match none of the sources {', '.join(FORMATS)}; if they are spelled "
         "differently, rename them and give the source."

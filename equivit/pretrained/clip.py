@@ -2,10 +2,10 @@
 
 "openai": the official files, TorchScript archives in half precision; "openclip": the same names, without the numbers
 stored beside the official tensors; "transformers": Hugging Face's names; "timm": timm's names and a head with zero
-bias.  OpenAI's models use the quick GELU.  For other files pass the activation to `load`: mlp="quick_gelu" (converted
-from OpenAI's) or mlp="gelu" (nearly all others).
+bias, or, with another bias, a fine-tuned classifier.  OpenAI's models use the quick GELU.  For other files pass the
+activation to `load`: mlp="quick_gelu" (converted from OpenAI's) or mlp="gelu" (nearly all others).
 
-The model's head is the projection: `model(images)` is the unnormalised embedding of an image, and
+Without classes, the model's head is the projection: `model(images)` is the unnormalised embedding of an image, and
 `model.features(images)` has the tokens after `ln_post`.  Positions are resized with antialiasing, as in OpenCLIP.
 """
 
@@ -74,26 +74,29 @@ def infer(state: State, hints: Hints) -> tuple[ViTConfig, str]:
     """The configuration and the flavour; `image_size` is required if the grid of positions is not square."""
     flavour = _flavour(state)
     (projection,) = PROJECTIONS[flavour].theirs
-    entries = None
-    if projection in state:
-        entries = state.shape(projection, 2)[1 if projection == "visual.proj" else 0]
     fields = plain.fields(state, SPELLINGS[flavour], hints)
+    if flavour == "timm" and "head.bias" in state and state["head.bias"].any():
+        fields |= dict(num_classes=state.classes())
+    elif projection in state:
+        fields |= dict(projection=state.shape(projection, 2)[1 if projection == "visual.proj" else 0])
     if flavour == "openai":
         fields |= dict(mlp="quick_gelu")
-    return ViTConfig(**fields, projection=entries, norm_eps=EPS, position_antialias=True), flavour
+    return ViTConfig(**fields, norm_eps=EPS, position_antialias=True), flavour
 
 
 def table(config: ViTConfig, flavour: str) -> Table:
-    """All tensors of an image encoder."""
+    """All tensors of an image encoder, or of a classifier under timm's names."""
     require(config, NAME, norm_eps=EPS, class_position=True)
-    projection = {} if config.projection is None else {"head.weight": PROJECTIONS[flavour]}
+    head: dict[str, Any] = {} if config.projection is None else {"head.weight": PROJECTIONS[flavour]}
+    if flavour == "timm" and config.num_classes is not None:
+        head = {"head": "head"}
     constants = []
     if flavour == "openai":
         require(config, NAME, mlp="quick_gelu")
         constants = [Constant(OFFICIAL, np.asarray(config.image_size[0]), "the side of the images")]
     if flavour == "timm" and config.projection is not None:
         constants = [Constant("head.bias", np.zeros(config.projection, np.float32), "zeros")]
-    return plain.table(config, SPELLINGS[flavour], NAME, projection) + Table([], constants)
+    return plain.table(config, SPELLINGS[flavour], NAME, head) + Table([], constants)
 
 
 def check_options(state: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> None:
@@ -123,6 +126,8 @@ def _rename(name: str) -> str:
 
 
 def _default(config):
+    if config.num_classes is not None:
+        return "timm"
     return "openai" if config.mlp == "quick_gelu" else "openclip"
 
 

@@ -1,5 +1,6 @@
 """Facts in a `config.json` of transformers or timm that weights do not determine, and the names of classes."""
 
+import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -40,10 +41,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
         if (pair := _pair(config.get(name))) is not None:
             found[name] = pair
     if any(config.get("pretrained_window_sizes") or ()):
-        raise ValueError(
-            f"config.json: pretrained_window_sizes={config['pretrained_window_sizes']!r}, a SwinV2 tuned with larger "
-            "windows than it was trained with, is no model here; take its version of one window size."
-        )
+        raise _larger_windows(f"pretrained_window_sizes={config['pretrained_window_sizes']!r}")
     gated = config.get("use_gated_mlp")  # of DINOv3; DINOv2's gated MLP does not read the activation
     if gated and config.get("hidden_act") != "silu":
         raise ValueError(f"config.json: use_gated_mlp with hidden_act={config.get('hidden_act')!r} must have 'silu'.")
@@ -54,6 +52,13 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"config.json: hidden_act={activation!r} is not one of {', '.join(ACTIVATIONS)}.")
         found["mlp"] = ACTIVATIONS[activation]
     return found
+
+
+def entries(fields: Mapping[str, Any]) -> str:
+    """Activation and epsilon of a model as entries of a transformers `config.json`."""
+    names = {"mlp": "hidden_act", "norm_eps": "layer_norm_eps"}
+    activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    return ", ".join(f'"{names[name]}": {json.dumps(activations.get(value, value))}' for name, value in fields.items())
 
 
 def classes(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -79,16 +84,26 @@ def trained_on(path: pathlib.Path) -> TrainedOn:
 
 
 def _of_timm(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts of timm's configuration: the input size, and from the name of the model activation and windows."""
-    name, found = str(config["architecture"]), {}
-    size = config.get("pretrained_cfg", {}).get("input_size")
+    """Facts of timm's configuration: the input size, and from the names of model and weights activation and windows."""
+    name, found, weights = str(config["architecture"]), {}, config.get("pretrained_cfg", {})
+    size = weights.get("input_size")
     if isinstance(size, list) and len(size) == 3:
         found["image_size"] = (size[1], size[2])
     if "_clip_" in name:
-        found["mlp"] = "quick_gelu" if "quickgelu" in name else "gelu"
+        # OpenAI's weights need the quick GELU, also under the names of timm's models with the exact one.
+        found["mlp"] = "quick_gelu" if "quickgelu" in name or weights.get("tag") == "openai" else "gelu"
+    if re.match(r"swinv2_.*window\d+to\d+", name):
+        raise _larger_windows(f"architecture={name!r}")
     if window := re.match(r"swinv2_.*window(\d+)", name):
         found["window_size"] = (int(window[1]), int(window[1]))
     return found
+
+
+def _larger_windows(field: str) -> ValueError:
+    return ValueError(
+        f"config.json: {field}, a SwinV2 tuned with larger windows than it was trained with, is no model here; take "
+        "its version of one window size."
+    )
 
 
 def _pair(value: Any) -> tuple[int, int] | None:

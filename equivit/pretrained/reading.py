@@ -84,7 +84,7 @@ def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
       key: the entry to take, at any depth, such as "state_dict_ema"; None: the first of `CONTAINERS`.
 
     Raises:
-      ValueError: there is no such entry.
+      ValueError: there is no such entry, or it has no named tensors.
     """
     seen, known, choice = set(), [], ""
     while isinstance(content, Mapping) and id(content) not in seen:  # content may contain itself
@@ -102,6 +102,8 @@ def unpacked(content: Any, key: str | None = None) -> tuple[Any, str]:
             f"weights: checkpoint_key={errors.shown(key)} is not an entry with tensors; the file has "
             f"{errors.listed(map(errors.shown, known)) or 'none'}{errors.nearest(key, known)}."
         )
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"weights: expected named tensors, found {type(content).__name__} without any.")
     return content, choice
 
 
@@ -134,8 +136,6 @@ def state_dict(
       ValueError: no tensors, something that is not a tensor of numbers, or two tensors of one name.
     """
     content, _ = unpacked(content)
-    if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"weights: expected named tensors, found {type(content).__name__} without any.")
     names = _unprefixed([str(name) for name in content], rename, mark)
     tensors, left_out = {}, []
     for name, value in content.items():
@@ -156,16 +156,24 @@ def state_dict(
     return tensors, left_out
 
 
+def is_marked(content: Any, rename: Callable[[str], str], mark: str) -> bool:
+    """Whether a renamed name matches the `mark` of a format, perhaps after a prefix; arguments as in `state_dict`."""
+    return bool(_prefixes(map(rename, map(str, unpacked(content)[0])), mark))
+
+
+def _prefixes(names: Iterable[str], mark: str) -> list[str]:
+    """The different prefixes of names that match the mark; "" is a name without one."""
+    found = (re.fullmatch(rf"(.*?\.)?(?:{mark})", name) for name in names) if mark else ()
+    return list(dict.fromkeys(match[1] or "" for match in found if match))
+
+
 def _unprefixed(names: list[str], rename: Callable[[str], str], mark: str) -> dict[str, str | None]:
     """The renamed names without their prefix, by name; None for tensors of another set of weights.
 
     Several sets are, for example, "student." and "teacher."; the choice is printed.
     """
     short = {name: rename(name) for name in names}
-    found = [
-        match[1] or "" for name in short.values() if mark and (match := re.fullmatch(rf"(.*?\.)?(?:{mark})", name))
-    ]
-    if not (prefixes := list(dict.fromkeys(found))):
+    if not (prefixes := _prefixes(short.values(), mark)):
         return dict(short)
     preferred = [prefix for prefix in prefixes if PREFERRED & set(prefix.split("."))]
     chosen = "" if "" in prefixes else (preferred or prefixes)[0]

@@ -124,6 +124,11 @@ def test_a_run_begins_with_the_decoder_that_it_is_given():
         ({}, dict(by_head=True, kind="spvit"), "by_head=True: the kind 'spvit' merges all heads"),
         ({}, dict(kernel_size=4), "kernel_size=4 must be odd"),
         (dict(class_token=True), {}, "patch tokens alone; use one with class_token=False"),
+        (
+            {},
+            dict(token_drop=(0.5, 0.0)),
+            r"token_drop=\(0.5, 0.0\): .*name='gated_supervised' need .*set token_drop=None",
+        ),
         (dict(replaced=((1, "dw"),)), {}, r"set model.replaced=\(\)"),
     ],
 )

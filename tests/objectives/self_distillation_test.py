@@ -45,7 +45,7 @@ class SelfDistillation(Objective):
         return {"global": images, "local": jnp.flip(images, 2) + 0.1 * jax.random.normal(key, images.shape)}
 
     def loss(self, module, batch, step):
-        teacher, temperature = self.holding(module, step.extra["teacher"]), step.clock.linear(0.4, 0.7, until=0.5)
+        teacher, temperature = self.holding(module, step.extra["teacher"]), step.clock.ramp(0.4, 0.7, steps=4)
         scores, centre = jax.lax.stop_gradient(teacher(batch["global"])), step.extra["centre"]
         target = jax.nn.softmax((scores - centre) / temperature)
         value = optax.softmax_cross_entropy(module(batch["local"]) / 0.1, target).mean()

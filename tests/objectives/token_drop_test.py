@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from equivit.models import zoo
 from equivit.objectives.masking import Tokens, tokens_at
 from equivit.objectives.supervised import Supervised
 from equivit.training import build, loop
@@ -83,6 +84,37 @@ def test_the_log_says_each_phase(tmp_path, capsys):
     assert said.count("tokens:") == 2
     assert "tokens: 2 of 8 from step 0." in said and "tokens: 6 of 8 from step 2." in said
     assert set(compiled) == {Tokens(2, 8), Tokens(6, 8)}
+
+
+@pytest.mark.parametrize(
+    "fields, fix",
+    [
+        (dict(position="rotary"), "position='learned'"),
+        (dict(adaptive=True), r"adaptive=\('token',\)"),
+        (dict(adaptive=("position",)), r"adaptive=\('token',\)"),
+        (dict(class_token=False, replaced=((0, "dw"),)), r"replaced=\(\)"),
+        (dict(position="sincos"), None),
+        (dict(adaptive=("token",)), None),
+        (dict(class_token=False, replaced=((0, "identity"),)), None),
+    ],
+)
+def test_what_needs_the_whole_grid_is_refused_with_the_keys_and_the_rest_drops_tokens(fields, fix):
+    small = dict(width=24, num_heads=2, depth=1, patch_size=4, image_size=(16, 8), in_channels=3, num_classes=4)
+    goal, model = Supervised(options()), zoo.abstract("vit_ti16", **small, **fields)
+    batch = {"image": jnp.zeros((2, 16, 8, 3)), "target": jnp.ones((2, 4))}
+
+    def trace():
+        jax.eval_shape(lambda m: goal.loss(m, batch, tiny.step(static=Tokens(6, 8))).value, model)
+
+    if fix is None:
+        goal.check_model(model.config, {})
+        return trace()
+    key = next(key for key in fields if key != "class_token")
+    match = rf"config.objective.token_drop=.*: config.model.{key}.* set token_drop=None, or config.model.{fix}\.$"
+    with pytest.raises(ValueError, match=match):
+        goal.check_model(model.config, {})
+    with pytest.raises(ValueError, match="patches were removed"):
+        trace()
 
 
 @pytest.mark.parametrize("rates", [0.9, (0.9,), (1.0, 0.1), ("a", 0.1)])

@@ -39,8 +39,6 @@ def test_all_spellings_hold_the_same_arrays():
         same_model(pretrained.load("clip", state, num_heads=2, mlp="quick_gelu"), model)
     assert openai["input_resolution"] == 32 and not state["head.bias"].any()
     np.testing.assert_array_equal(state["head.weight"], openai["visual.proj"].T)
-    with pytest.raises(ValueError, match="wrong constants: head.bias, which must be zeros"):
-        pretrained.load("clip", state | {"head.bias": np.ones(7, np.float32)}, num_heads=2, mlp="quick_gelu")
     for source, name, reason in (
         ("clip", "hub", "norm_eps=1e-06"),
         ("clip", "Jumbo's baseline", "class_position=False"),
@@ -70,6 +68,17 @@ def test_the_text_encoder_is_left_out(tmp_path, capsys):
     assert reading.read(tmp_path / "back.npz").keys() == state.keys()
 
 
+def test_a_safetensors_file_of_openai_comes_back(tmp_path):
+    """With its resolution, a tensor without axes."""
+    model, *_ = written("OpenAI's CLIP")
+    saved.save(tmp_path / "model", model)
+    file = tmp_path / "clip.safetensors"
+    assert convert.main(["--to=clip", "--flavour=openai", f"--input={tmp_path / 'model'}", f"--output={file}"]) == 0
+    back = ["--source=clip", f"--input={file}", "--num_heads=2", f"--output={tmp_path / 'back'}"]
+    assert convert.main(back) == 0
+    same_model(saved.load(tmp_path / "back"), model)
+
+
 def test_the_head_is_a_projection():
     """A projection of the class token after the final norm; a classifier replaces it."""
     model, _, state = written("OpenAI's CLIP")
@@ -82,6 +91,23 @@ def test_the_head_is_a_projection():
     assert classifier.config.projection is None and classifier.head.weight.shape == (64, 5)
     with pytest.raises(ValueError, match="ViT: num_classes=5 and projection=7 are two heads; set one to None"):
         models.reconfigure(model, num_classes=5)
+
+
+def test_a_head_with_a_bias_is_a_classifier():
+    """timm's CLIP fine-tuned for ImageNet; without a bias the head is the projection."""
+    model, _, state = written("timm's CLIP")
+    assert (model.config.num_classes, model.config.projection) == (None, 7)
+    tuned = state | {"head.bias": np.arange(7, dtype=np.float32)}
+    found = pretrained.load("clip", tuned, num_heads=2, mlp="gelu")
+    assert (found.config.num_classes, found.config.projection) == (7, None)
+    np.testing.assert_array_equal(found.head.weight[...], model.head.weight[...])
+    np.testing.assert_array_equal(found.head.bias[...], np.arange(7))
+    back = pretrained.state_dict("clip", found)
+    assert back.keys() == tuned.keys()
+    for name, tensor in back.items():
+        np.testing.assert_array_equal(tensor, tuned[name], err_msg=name)
+    with pytest.raises(ValueError, match="clip .*the format has no such model; no counterpart for head.bias, head.w"):
+        pretrained.state_dict("clip", found, flavour="openclip")
 
 
 def test_the_stream_stays_in_float32_without_a_bias_of_the_patches():

@@ -17,7 +17,7 @@ from equivit import convert, logical, pretrained
 from equivit.models import saved
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
-from equivit.pretrained import flip, reading
+from equivit.pretrained import described, flip, reading
 from tests.parity.arrays import load, state
 from tests.parity.models_test import FILES, hints
 from tests.pretrained import torch_archive
@@ -275,6 +275,37 @@ def test_models_that_a_format_cannot_hold_are_refused():
     for flavour, other in (("release", "Jumbo of 2025"), ("legacy", "Jumbo"), ("plain", "Jumbo")):
         with pytest.raises(ValueError, match="jumbo: cannot hold a model with"):
             pretrained.state_dict("jumbo", written(other)[0], flavour=flavour)
+
+
+@pytest.mark.parametrize(
+    "name, option",
+    [
+        ("plain", dict(mlp="gelu_tanh")),
+        ("DeiT III", dict(norm_eps=1e-5)),
+        ("SwiGLU", dict(norm_eps=1e-5)),
+        ("hub", dict(mlp="gelu_tanh")),
+        ("Jumbo's baseline", dict(mlp="gelu_tanh")),
+        ("H8", dict(norm_eps=1e-5)),
+        ("H2", dict(norm_eps=1e-5)),
+    ],
+)
+def test_a_function_that_no_reader_of_the_file_restores_is_refused(name, option):
+    """A file may be read with options that it does not determine, but not written with them."""
+    (source, flavour, fields), ((field, value),) = MODELS[name], option.items()
+    model = pretrained.load(source, written(name)[2], num_heads=2, family=fields.get("family"), **option)
+    with pytest.raises(ValueError, match=f"{source}: cannot hold a model with {field}={value!r}; its code has"):
+        pretrained.state_dict(source, model, flavour=flavour)
+
+
+def test_entries_that_a_configuration_of_transformers_must_have_are_printed(capsys):
+    model = pretrained.load("timm", written("plain")[2], num_heads=2, mlp="gelu_tanh")
+    state = pretrained.state_dict("transformers", model)
+    entries = '"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-06'
+    assert capsys.readouterr().out == f"transformers: the config.json beside the file must have {entries}.\n"
+    same = pretrained.load("transformers", state, num_heads=2, **described.facts(json.loads(f"{{{entries}}}")))
+    assert (same.config.mlp, same.config.norm_eps) == ("gelu_tanh", 1e-6)
+    pretrained.state_dict("transformers", pretrained.load("transformers", state, num_heads=2))
+    assert capsys.readouterr().out == ""
 
 
 def test_convert_there_and_back(tmp_path, capsys):

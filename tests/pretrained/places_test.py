@@ -2,15 +2,17 @@
 
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 from equivit import convert, models, pretrained
-from equivit.models import saved
-from equivit.pretrained import described, places, reading
+from equivit.models import saved, zoo
+from equivit.pretrained import described, mapping, places, reading
 from equivit.training import loading
+from tests.models.backbones import BACKBONES
 from tests.pretrained import torch_archive
 from tests.pretrained.formats_test import MODELS, same_model, written
 
@@ -129,6 +131,23 @@ def test_names_determine_the_source_under_any_prefix(name):
         assert format.name == MODELS[name][0] and state.keys() == weights.keys() and not left_out
 
 
+@pytest.mark.parametrize("name", BACKBONES)
+def test_names_determine_the_source_of_every_family(name):
+    """Also of MobileNetV4, whose blocks are numbered like chunks of DINOv2's training."""
+    config = zoo.configuration(name, **BACKBONES[name].small)
+    format = next(
+        format for format in pretrained._ALL if isinstance(config, format.kind) and format.name != "transformers"
+    )
+    zeros = {tensor: np.broadcast_to(np.float32(0), shape) for tensor, shape in mapping.shapes(config).items()}
+    for flavour in format.flavours:
+        weights = mapping.write(format.table(config, flavour), zeros, name)
+        for prefix in ("", "module.net."):
+            found, state, left_out = pretrained._opened(
+                pretrained._ALL, {f"{prefix}{key}": value for key, value in weights.items()}
+            )
+            assert found is format and state.keys() == weights.keys() and not left_out
+
+
 def test_a_head_outside_the_prefix():
     weights = written("plain")[2]
     content = {key if key.startswith("head") else f"vit.{key}": value for key, value in weights.items()}
@@ -181,6 +200,19 @@ def test_the_configuration_of_a_folder_gives_hints(folder, capsys):
         pretrained.load(folder)
 
 
+@pytest.mark.parametrize("head", [True, False])
+def test_how_images_are_normalised_is_kept_without_the_head_of_the_weights(folder, head):
+    (folder / "preprocessor_config.json").write_text(json.dumps(dict(image_mean=[0.5] * 3, image_std=[0.25] * 3)))
+    if not head:
+        tensors = reading.read(folder / "model.safetensors")
+        reading.write(folder / "model.safetensors", {k: v for k, v in tensors.items() if "classifier" not in k})
+    more = ["--num_classes=3"] if head else []
+    assert convert.main([f"--input={folder}", f"--output={folder / 'ours'}", *more]) == 0
+    assert saved.load(folder / "ours").config.num_classes == (3 if head else None)
+    images = dict(mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert saved.trained_on(folder / "ours") == ((), None, images)
+
+
 def test_a_named_model_with_weights(folder):
     size = dict(width=64, depth=3, num_heads=2, patch_size=8, mlp_dim=128)
     model = models.create("vit_s16", pretrained=str(folder), num_classes=3, drop_path=0.1, **size)
@@ -214,6 +246,9 @@ def test_places_of_a_config(folder, tmp_path):
         (dict(architecture="vit_s", pretrained_cfg=dict(input_size=[3, 96, 64])), dict(image_size=(96, 64))),
         (dict(architecture="vit_base_patch16_clip_224"), dict(mlp="gelu")),
         (dict(architecture="vit_base_patch16_clip_quickgelu_224"), dict(mlp="quick_gelu")),
+        (dict(architecture="vit_base_patch16_clip_224", pretrained_cfg=dict(tag="openai")), dict(mlp="quick_gelu")),
+        (dict(architecture="vit_base_patch16_clip_224", pretrained_cfg=dict(tag="openai_ft_in1k")), dict(mlp="gelu")),
+        (dict(architecture="vit_base_patch16_clip_224", pretrained_cfg=dict(tag="laion2b")), dict(mlp="gelu")),
         (dict(architecture="swinv2_cr_tiny_ns_224"), {}),
         (dict(architecture="swinv2_tiny_window16_256"), dict(window_size=(16, 16))),
         (dict(batch_size=3, model=dict(name="vit_s16")), {}),
@@ -223,9 +258,17 @@ def test_facts(config, expected):
     assert described.facts(config) == expected
 
 
-def test_windows_that_no_model_has():
-    with pytest.raises(ValueError, match=r"pretrained_window_sizes=\[12, 12\], a SwinV2 tuned with larger windows"):
-        described.facts(dict(pretrained_window_sizes=[12, 12]))
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("pretrained_window_sizes", [12, 12]),
+        ("architecture", "swinv2_base_window12to24_192to384"),
+        ("architecture", "swinv2_large_window12to16_192to256"),
+    ],
+)
+def test_windows_that_no_model_has(field, value):
+    with pytest.raises(ValueError, match=re.escape(f"config.json: {field}={value!r}, a SwinV2 tuned with larger wi")):
+        described.facts({field: value})
 
 
 @pytest.mark.parametrize(
