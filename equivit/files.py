@@ -84,7 +84,7 @@ def replacing_in_directory(path: str | os.PathLike, names: Sequence[str]) -> Ite
 
     Raises OSError if the directory cannot be created, or a file cannot be written.
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).absolute()  # "." has no name
     existing = path.exists()
     make_directory(path if existing else path.parent)
     unfinished = _aside(path / path.name if existing else path)

@@ -61,9 +61,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
+    from equivit import train
     from equivit.training import config as configs
     from equivit.training import sweep_config
 
+    train.run_steps_in_this_thread()
     if lists := [argument for argument in rest if argument.startswith(LISTS)]:
         others = command.changes([argument for argument in rest if argument not in lists], _parser())
         train_grid(options.config, others, command.changes(lists, _parser(), LISTS), options.workdir)
@@ -77,7 +79,9 @@ def train_grid(path: str, changes: list[str], lists: list[str], workdir: pathlib
     """Train a config with every combination of the values in `lists`, such as "seed=0,1,2", and compare the runs.
 
     Raises:
-      ValueError: a key or a value does not fit, before anything is trained; or a run failed, at the end.
+      ValueError: a key or a value does not fit, or a finished run has another recipe, before anything is trained; or
+        a run failed, at the end.
+      FileNotFoundError: data or weights are missing, before anything is trained.
     """
     from equivit import train
     from equivit.training import comparison, loop
@@ -85,9 +89,14 @@ def train_grid(path: str, changes: list[str], lists: list[str], workdir: pathlib
     from equivit.training.run import resuming
 
     runs = {name: configs.load(path, [*changes, *values]) for name, values in sweep_grid.runs(lists).items()}
+    waiting = {name: config for name, config in runs.items() if not resuming.is_finished(workdir / name, config)}
+    for name, config in waiting.items():
+        resuming.check_recipe(workdir / name, config)
+    for config in waiting.values():
+        train.prepare(config)
     failed = {}
     for number, (name, config) in enumerate(runs.items(), start=1):
-        if resuming.is_finished(workdir / name, config):
+        if name not in waiting:
             command.say(f"Run {number} of {len(runs)}: {name} is finished.")
             continue
         command.say(f"Run {number} of {len(runs)}: {name}")

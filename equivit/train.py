@@ -14,11 +14,17 @@ import os
 import pathlib
 import statistics
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from equivit import command
+
+if TYPE_CHECKING:
+    from equivit.data.loader import TrainPipeline
+    from equivit.models.model import Config, ModelModule
+    from equivit.objectives.objective import Objective
+    from equivit.trained_on import TrainedOn
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,26 +47,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, rest: list[str]) -> None:
-    import jax
-
     from equivit.training import config as configs
     from equivit.training import loop
-    from equivit.training.run import lock, processes
+    from equivit.training.run import lock
 
-    config = configs.load(options.config, command.changes(rest, _parser()))
+    changes = command.changes(rest, _parser())
     if options.show:
-        print(configs.page(config))
+        print(configs.page(configs.load(options.config, changes)))
         return
     if options.workdir is None:
         raise ValueError("--workdir is missing: give the directory of the run, --workdir=DIR.")
-    if options.deterministic:  # read when the first device is used
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
-    processes.join(options.distributed)
-    if not jax.distributed.is_initialized():
-        # On a CPU, steps then run in this thread, the only one in which glibc reuses large arrays between steps; other
-        # threads get new zeroed memory from the kernel.  With several processes, JAX would not notice the end of
-        # another process.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    _prepare_devices(options)
+    config = configs.load(options.config, changes)
     if options.seeds is None:
         train(config, options.workdir)
         return
@@ -72,6 +70,28 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
             reports[seed] = train(one.lock(), options.workdir / f"seed_{seed}")
         loop.write_report(options.workdir, aggregate(reports))
     command.say(f"{len(reports)} runs: {options.workdir / 'report.json'}")
+
+
+def _prepare_devices(options: argparse.Namespace) -> None:
+    """Set what JAX reads when the first device is used: some recipes load weights when they are read."""
+    from equivit.training.run import processes
+
+    if options.deterministic:
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
+    processes.join(options.distributed)
+    run_steps_in_this_thread()
+
+
+def run_steps_in_this_thread() -> None:
+    """On a CPU, run steps in the calling thread; call it before the first device is used.
+
+    It is the only thread in which glibc reuses large arrays between steps; others get new zeroed memory from the
+    kernel.  Several processes keep JAX's threads, without which it would not notice the end of another process.
+    """
+    import jax
+
+    if not jax.distributed.is_initialized():
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
@@ -98,17 +118,31 @@ def _keep_compiled_programs(workdir: pathlib.Path) -> None:
         jax.config.update("jax_compilation_cache_dir", str(workdir.absolute() / "compiled"))
 
 
-def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
-    import jax
+class Parts(NamedTuple):
+    """The parts of a run, which fit together."""
 
+    config: ConfigDict  # completed from the data
+    pipeline: "TrainPipeline"
+    data: "TrainedOn"
+    model: "Config"
+    objective: "Objective"
+    teachers: "dict[str, ModelModule]"
+    steps: int  # of the whole run
+
+
+def prepare(config: ConfigDict) -> Parts:
+    """Open the data of a run, build its parts and check that they fit together, also those of the evaluation.
+
+    Raises:
+      FileNotFoundError: data or weights are missing.
+      ValueError: names the key, the value, the rule and the nearest fix.
+    """
     from equivit.data import loader
     from equivit.data.config import preparation
-    from equivit.evaluation import runner, summary
+    from equivit.evaluation import runner
     from equivit.trained_on import TrainedOn
-    from equivit.training import build, loop, sharding
-    from equivit.training.run import held_out_list
+    from equivit.training import build, loop, schedules, sharding
     from equivit.training.teachers import check_teacher_classes, load_teachers
-    from equivit.training.warm_start import initial_parameters
 
     # ---- The data, and the model with fields from the data.
     suite = config.evaluation.suite
@@ -118,18 +152,31 @@ def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
     config = loader.complete(config, pipeline)
     model, objective = build.model_configuration(config), build.make_objective(config)
 
-    # ---- Check the whole run now: an invalid evaluation would otherwise fail after the last step.
+    # ---- Check the whole run: an invalid evaluation would otherwise fail after the last step.
     teachers = load_teachers(config)
     objective.check_model(model, teachers)
     check_teacher_classes(config, data)
     runner.prepare(build.exported_model(objective, model), config, suite, classes=data.classes)
-    steps = loop.total_steps(config, pipeline.steps_per_epoch)
+    sharding.check_batch(config.batch_size, config.optimizer.accumulation, sharding.create_mesh(config.mesh))
+    steps, per_epoch = loop.total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
+    schedules.create(config.schedule, total_steps=config.schedule.length or steps, steps_per_epoch=per_epoch)
+    return Parts(config, pipeline, data, model, objective, teachers, steps)
+
+
+def _train(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
+    import jax
+
+    from equivit.evaluation import runner, summary
+    from equivit.training import build, loop, sharding
+    from equivit.training.run import held_out_list
+    from equivit.training.warm_start import initial_parameters
+
+    config, pipeline, data, model, objective, teachers, steps = prepare(config)
+    suite = config.evaluation.suite
     command.say(
         f"Training {config.model.name} on {config.data.source} ({pipeline.num_examples} images, {pipeline.num_classes} "
         f"classes): {steps} steps of {config.batch_size} images, seed {config.seed}, in {workdir}."
     )
-
-    # ---- Training, and the report.
     if held_out := held_out_list.record(workdir, config.data):
         command.say(held_out)
     parts = dict(objective=objective, build_model=model.build, teachers=teachers)

@@ -36,6 +36,7 @@ class Program(NamedTuple):
     init: Callable[[Arrays], State]
     compiled: Any  # the jitted step of (state, teachers, batch, static), which donates the state
     lr: Schedule  # by step
+    total: int  # steps of the schedules: `schedule.length`, or those of the run
     weight_decay: Schedule | None = None  # by step; None if it is constant
 
     def step(self, state: State, batch: Batch, static: Hashable = None) -> tuple[State, Metrics]:
@@ -52,7 +53,7 @@ class Program(NamedTuple):
         return {name: float(schedule(step)) for name, schedule in changing.items() if schedule is not None}
 
     def static(self, progress: float) -> Hashable:
-        """The static argument of the compiled step at `progress`, the fraction of the run that is done."""
+        """The static argument of the compiled step at `progress`, the finished fraction of the schedules."""
         return self.objective.static(self.module, progress)
 
     def exported(self, state: State) -> nnx.Module:
@@ -154,7 +155,7 @@ def make_program(
     compiled = _jitted_step(step, mesh, shardings, teacher_shardings)
     init = _jitted_init(lambda arrays: begin(objective, make_module(arrays), optimizer), mesh, shardings)
     changing = None if config.optimizer.weight_decay_end is None else weight_decay
-    return Program(objective, module, _at(abstract, shardings), teacher_arrays, init, compiled, lr, changing)
+    return Program(objective, module, _at(abstract, shardings), teacher_arrays, init, compiled, lr, total, changing)
 
 
 def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module]:

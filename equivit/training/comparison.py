@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import pathlib
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,10 +14,11 @@ from ml_collections import ConfigDict
 from equivit import errors, files, metrics_files
 from equivit.evaluation import runner
 from equivit.training import config as configs
+from equivit.training.run import resuming
 
 FILES = ("comparison.png", "comparison.md", "comparison.csv")
 # Keys that change no figure of a run.
-HARMLESS = ("seed", "data.workers", "log.", "checkpoint.")
+HARMLESS = ("seed", *resuming.SILENT)
 SHOWN = ("loss", "accuracy")  # metrics of training among the curves
 
 
@@ -24,7 +26,7 @@ SHOWN = ("loss", "accuracy")  # metrics of training among the curves
 class Recipe:
     """Runs that differ in their seeds alone."""
 
-    name: str  # the values of the differing keys, or the name of the directory
+    name: str  # the values of the differing keys, or the name or the path of the directory; no two are the same
     keys: dict[str, Any]  # the keys in which recipes differ, and their values here
     runs: tuple[pathlib.Path, ...]
     steps: tuple[int, ...]  # the last step of each run
@@ -65,7 +67,12 @@ def recipes(runs: Sequence[pathlib.Path]) -> list[Recipe]:
     firsts = [every[group[0]] for group in groups]
     names = sorted({key for values in firsts for key in values})
     differing = [key for key in names if any(values.get(key) != firsts[0].get(key) for values in firsts)]
-    return [_recipe(group, {key: every[group[0]].get(key) for key in differing}) for group in groups]
+    found = [_recipe(group, {key: every[group[0]].get(key) for key in differing}) for group in groups]
+    short = [recipe.name for recipe in found]
+    return [
+        recipe if short.count(recipe.name) == 1 else dataclasses.replace(recipe, name=str(recipe.runs[0]))
+        for recipe in found
+    ]
 
 
 def _is_run(place: pathlib.Path) -> bool:
@@ -92,9 +99,15 @@ def _recipe(group: list[pathlib.Path], keys: dict[str, Any]) -> Recipe:
             if name.startswith("eval/"):
                 figures.setdefault(name.removeprefix("eval/"), []).append(float(value))
     name = ", ".join(f"{key.rpartition('.')[2]}={errors.word(str(value))}" for key, value in keys.items())
-    name = group[0].name if not name or len(keys) > 3 else name
+    name = _directory(group[0]) if not name or len(keys) > 3 else name
     values = {name: tuple(found) for name, found in figures.items()}
     return Recipe(name, keys, tuple(group), tuple(steps), finished, values)
+
+
+def _directory(run: pathlib.Path) -> str:
+    """The name of a run's directory; of one of several seeds, of the directory around it."""
+    run = run.absolute()
+    return run.parent.name if re.fullmatch(r"seed_\d+", run.name) else run.name
 
 
 def write(found: Sequence[Recipe], folder: pathlib.Path) -> str:

@@ -201,6 +201,8 @@ def load(path: str, overrides: Iterable[str] = (), *, schema: Schema = TRAINING)
         config = module.get_config(mode) if mode else module.get_config()
     except (TypeError, AttributeError) as error:  # raised by ConfigDict: a value of another type, a missing key
         raise ValueError(f"config {file}: {error}") from error
+    if not isinstance(config, ConfigDict):
+        raise _no_config(file)
     with config.unlocked():
         for text in overrides:
             override(config, text, schema)
@@ -226,8 +228,12 @@ def _module(file: str) -> ModuleType:
     ours = path.stem in recipes and path.parent.samefile(RECIPES)
     module = importlib.import_module(f"equivit.configs.{path.stem}") if ours else _import_file(path)
     if not hasattr(module, "get_config"):
-        raise ValueError(f"config: '{file}' must define get_config(mode), which returns the configuration.")
+        raise _no_config(file)
     return module
+
+
+def _no_config(file: str) -> ValueError:
+    return ValueError(f"config: '{file}' must define get_config(mode), which returns the configuration.")
 
 
 def _import_file(path: pathlib.Path) -> ModuleType:
@@ -329,7 +335,7 @@ def from_json(path: pathlib.Path) -> ConfigDict:
 
 def _update(config: ConfigDict, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key in config:
             _update(config[key], value)
         else:
             config[key] = tuple(value) if isinstance(value, list) else value

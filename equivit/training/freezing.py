@@ -75,8 +75,7 @@ def _first_blocks(pattern: str, tensors: Iterable[Tensor]) -> list[str]:
 def _expanded(patterns: Iterable[str], config: ConfigDict, names: Iterable[str]) -> list[str]:
     """The patterns with "{replaced}" once for every replaced block, and "{positions}" once for every position."""
     positions = [name for name in names if re.fullmatch(r"((?!stages|blocks)\w+\.)*position\.\w+", name)]
-    several = {pattern: positions if POSITIONS in pattern else [""] for pattern in patterns}
-    patterns = [pattern.replace(POSITIONS, name) for pattern in several for name in several[pattern]]
+    patterns = [p.replace(POSITIONS, name) for p in patterns for name in (positions if POSITIONS in p else [""])]
     if not any(REPLACED in pattern for pattern in patterns):
         return patterns
     blocks = [str(entry.block) for entry in as_replaced("config.model", config.model.get("replaced", ()))]
@@ -85,8 +84,7 @@ def _expanded(patterns: Iterable[str], config: ConfigDict, names: Iterable[str])
             f"optimizer.freeze={tuple(patterns)}: no block of {config.model.name} is replaced; say which are by "
             "model.replaced."
         )
-    numbers = {pattern: blocks if REPLACED in pattern else [""] for pattern in patterns}
-    return [pattern.replace(REPLACED, number) for pattern in patterns for number in numbers[pattern]]
+    return [p.replace(REPLACED, number) for p in patterns for number in (blocks if REPLACED in p else [""])]
 
 
 def matching(key: str, pattern: str, names: Iterable[str]) -> set[str]:

@@ -56,8 +56,8 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     Raises:
       FileNotFoundError: the place holds no model.
     """
-    source, colon, file = place.partition(":")
-    if colon and source in pretrained.FORMATS:
+    source, file = _source_and_file(place)
+    if source is not None:
         return pretrained.load(source, file, **hints)
     directory = pathlib.Path(place)
     if _is_public(place):
@@ -92,6 +92,12 @@ def with_config(place: str, weights: str | None = None) -> tuple[ConfigDict, Mod
     config, model = configs.get_base(), load_model(place)
     config.data.update(preparation(place, model.config))
     return config, model
+
+
+def _source_and_file(place: str) -> tuple[str | None, str]:
+    """The parts of "timm:FILE"; no source and the whole place without one."""
+    source, colon, file = place.partition(":")
+    return (source, file) if colon and source in pretrained.FORMATS else (None, place)
 
 
 def _is_public(place: str) -> bool:
@@ -144,10 +150,11 @@ def normalisation(place: str, model: Config) -> dict[str, tuple[float, ...]]:
 
 def trained_on(place: str | pathlib.Path) -> TrainedOn:
     """The training data of the model at a place; of pretrained weights what files beside them say."""
+    _, place = _source_and_file(str(place))
     directory = pathlib.Path(place)
     if (directory / "model.json").is_file():
         return saved.trained_on(directory)
-    if _is_public(str(place)):
+    if _is_public(place):
         return pretrained.trained_on(place)
     if not is_run(directory):
         return UNKNOWN

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
@@ -88,15 +89,18 @@ class Log:
 
     def conclude(self, figures: dict[str, float]) -> None:
         """Record and show the final figures; they replace the final figures of an earlier start."""
-
-        def is_final(row):
-            return row["step"] == self._total and all(name.startswith("eval/") for name in row.keys() - {"step"})
-
         if self._writes:
             self._file.close()
-            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not is_final(row))
+            _rewrite(self._path, metrics_files.lines(self._path), lambda row: not _is_evaluation(row, self._total))
             self._file = self._path.open("a")
         self.write(self._total, figures)
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether figures of an evaluation after `step` steps are recorded; all processes must call it."""
+        found = self._writes and any(_is_evaluation(row, step) for row in metrics_files.rows(self._path))
+        if jax.process_count() > 1:  # only the first one reads the file
+            found = multihost_utils.broadcast_one_to_all(np.int32(found))
+        return bool(found)
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -221,6 +225,10 @@ def _drop_later_lines(path, step):
         files.write_bytes(aside, path.read_bytes())
         _log.warning("%s: %d lines cannot be read and are left out; the file as it was is %s.", path, bad, aside)
     _rewrite(path, lines, lambda row: row["step"] <= step)
+
+
+def _is_evaluation(row, step):
+    return row["step"] == step and all(name.startswith("eval/") for name in row.keys() - {"step"})
 
 
 def _rewrite(path, lines, selects):

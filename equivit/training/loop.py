@@ -102,7 +102,14 @@ def train(
             log.say(line)
         meter = Meter(config.batch_size)
         steps = _steps(run, state, batches, total, meter, log, profile)
+
+        def evaluate_now(state):
+            with meter.paused(), signals.at_once():
+                log.write(int(state.step), _figures(evaluate(run.exported(state), config)))
+
         try:
+            if 0 < start < total and _due(start, config, per_epoch).evaluates and not log.has_evaluation(start):
+                evaluate_now(state)  # a signal stopped the run before it
             for done, state, good in steps:
                 due, last, stops = _due(done, config, per_epoch), done == total, signals.asked(done)
                 clock = jax.process_count() == 1 or due.logs
@@ -116,8 +123,7 @@ def train(
                 if due.teacher:
                     _save_model(workdir / "teachers" / str(done), run.exported(state), trained_on)
                 if due.evaluates and not (last or stops):
-                    with meter.paused(), signals.at_once():
-                        log.write(done, _figures(evaluate(run.exported(state), config)))
+                    evaluate_now(state)
                 if saves:
                     checkpoints.save(state)
                 if stops and not last:
@@ -151,7 +157,8 @@ def _first_state(config, workdir, mesh, run, checkpoints, initial, trained_on, t
     resuming.check_length(config, start, total)
     conditions = resuming.conditions(mesh, trained_on)
     remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
-    resuming.record(workdir, config, previous, conditions)  # only after the checkpoint is known to fit this model
+    # Only after the checkpoint is known to fit this model.
+    resuming.record(workdir, config, previous, conditions, ended=start == total)
     return state, remarks
 
 
@@ -160,7 +167,7 @@ def _steps(run, state, batches, total, meter, log, profile) -> Iterator[tuple[in
     static = None
     for step in range(int(state.step), total):
         profile.before(step)
-        before, static = static, run.static(step / total)
+        before, static = static, run.static(step / run.total)
         if static not in (None, before):
             log.say(f"{static} from step {step}.")
         with meter.waiting():
@@ -205,7 +212,7 @@ def _save_model(place, model, trained_on):
 def write_report(workdir: pathlib.Path, report: dict) -> None:
     """Write report.json, in the first process."""
     if jax.process_index() == 0:
-        files.write_text(workdir / "report.json", json.dumps(report, indent=2) + "\n")
+        files.write_text(workdir / resuming.REPORT, json.dumps(report, indent=2) + "\n")
 
 
 def _figures(results):
@@ -213,21 +220,23 @@ def _figures(results):
 
 
 def _not_finite(state, run, checkpoints, clip):
-    """Save the state, which the bad step left unchanged, and return the error."""
+    """Save the state, which the bad step left unchanged, unless it is the first one; return the error."""
     step, rate = int(state.step), float(run.lr(optimizers.updates(state.optimizer)))
-    if step:
-        checkpoints.save_before_failure(state._replace(good=state.good | True))
-        checkpoints.wait()
+    where = f"the loss or a gradient was not finite at step {step} (learning rate {rate:.3g})"
     fix = f"lower schedule.lr, or clip gradients with optimizer.clip (now {clip})"
     if state.loss_scale is not None:
         fix += ", or set precision='mixed', as float16 ends at 65504"
+    if not step:
+        return NotFiniteError(f"{where}; nothing was saved.  To begin again, {fix}, with the same --workdir.")
+    checkpoints.save_before_failure(state._replace(good=state.good | True))
+    checkpoints.wait()
     if earlier := [saved for saved in checkpoints.steps if saved < step]:
         other = f"delete it if the loss had risen before, to continue from the one of step {earlier[0]}"
     else:
         other = "if the loss had risen before, begin again in another --workdir"
     return NotFiniteError(
-        f"the loss or a gradient was not finite at step {step} (learning rate {rate:.3g}); last good "
-        f"checkpoint: {checkpoints.latest}.  To go on from it, {fix}, with the same --workdir; {other}."
+        f"{where}; last good checkpoint: {checkpoints.latest}.  To go on from it, {fix}, with the same --workdir; "
+        f"{other}."
     )
 
 

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
+from equivit import errors
+
 
 def runs(lists: Sequence[str]) -> dict[str, list[str]]:
     """The changes `key=value` of each run, by its name.
@@ -10,7 +12,7 @@ def runs(lists: Sequence[str]) -> dict[str, list[str]]:
         runs(["schedule.lr=1e-3,3e-4", "seed=0"])
         {"lr=1e-3,seed=0": ["schedule.lr=1e-3", "seed=0"], "lr=3e-4,seed=0": ["schedule.lr=3e-4", "seed=0"]}
 
-    Raises ValueError for a key without values, or a key or a value that occurs twice.
+    Raises ValueError for a key without values, a key or a value that occurs twice, or two runs with the same name.
     """
     values = {}
     for text in lists:
@@ -26,7 +28,12 @@ def runs(lists: Sequence[str]) -> dict[str, list[str]]:
     result = {}
     for combination in itertools.product(*values.values()):
         name = ",".join(f"{name}={value}" for name, value in zip(names, combination, strict=True))
-        result[name.replace("/", "_")] = [f"{key}={value}" for key, value in zip(values, combination, strict=True)]
+        if (name := name.replace("/", "_")) in result:
+            raise ValueError(
+                f"--sweep: two runs have the directory {errors.shown(name)}, in which / becomes _; give one of them "
+                "in a sweep with another --workdir."
+            )
+        result[name] = [f"{key}={value}" for key, value in zip(values, combination, strict=True)]
     return result
 
 

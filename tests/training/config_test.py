@@ -2,15 +2,18 @@ import ast
 import functools
 import json
 import math
+import os
 import re
 import sys
 
+import jax
 import pytest
 
 from equivit import train
 from equivit.errors import is_number
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
+from equivit.training.run import processes
 
 CONFIG = "tests/training/run_config.py"
 
@@ -182,6 +185,14 @@ def test_a_config_survives_its_file(tmp_path):
     assert configs.differences(config, configs.load(CONFIG, ["seed=1"])) == ["data.image_size", "seed"]
 
 
+def test_what_another_version_knows_is_kept(tmp_path):
+    stored = configs.plain(configs.load(CONFIG))
+    stored["later"], stored["data"]["later"] = {"x": 1}, {"y": [2]}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    found = configs.flat(configs.from_json(tmp_path / "config.json"))
+    assert found["later.x"] == 1 and found["data.later.y"] == [2]
+
+
 def test_show_prints_every_key_as_an_override(capsys):
     changes = ["data.image_size=(8, 16)", "data.source=npz:absent.npz", "model.registers=4", "epochs=3", "steps=None"]
     assert train.main([f"--config={CONFIG}", *(f"--config.{change}" for change in changes), "--show"]) == 0
@@ -208,6 +219,12 @@ def test_a_file_imports_recipes_and_modules_beside_it(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)
     config = configs.load(f"{tmp_path / 'own.py'}:D8")
     assert config.batch_size == 64 and config.model.family == "D8"
+
+
+def test_a_file_whose_function_returns_nothing_is_named(tmp_path):
+    (tmp_path / "own.py").write_text("def get_config():\n    pass\n")
+    with pytest.raises(ValueError, match=r"own.py' must define get_config\(mode\), which returns the configuration"):
+        configs.load(str(tmp_path / "own.py"))
 
 
 OWN = """
@@ -249,6 +266,24 @@ def test_commands_fail_in_one_line(arguments, message, tmp_path, capsys):
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ")
     assert re.search(message, lines[0])
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_devices_are_prepared_before_a_config_may_load_weights(tmp_path, monkeypatch, show):
+    happened = []
+
+    def load(*args):
+        happened.append(os.environ["XLA_FLAGS"].strip())
+        raise ValueError
+
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(processes, "join", lambda asked: happened.append(asked))
+    monkeypatch.setattr(jax.config, "update", lambda *args: happened.append(args))
+    monkeypatch.setattr(configs, "load", load)
+    arguments = [f"--config={CONFIG}", f"--workdir={tmp_path}", "--deterministic", "--distributed"]
+    assert train.main(arguments + ["--show"] * show) == 1
+    dispatch = ("jax_cpu_enable_async_dispatch", False)
+    assert happened == ([""] if show else [True, dispatch, "--xla_gpu_deterministic_ops=true"])
 
 
 def test_a_missing_workdir_is_refused(capsys):

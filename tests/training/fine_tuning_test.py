@@ -142,6 +142,26 @@ def test_the_list_of_held_out_images_is_data_and_stays(photos, tmp_path):
         held_out_list.check(tmp_path, section)
 
 
+@pytest.mark.parametrize(("key", "value", "count"), [
+    ("held_out", 0.4, "4 of its training images would now be held out, and 0 no longer"),
+    ("held_out", 0.1, "0 of its training images would now be held out, and 2 no longer"),
+    ("split_seed", 1, "([1-4]) of its training images would now be held out, and \\1 no longer"),
+])  # fmt: skip
+def test_a_changed_share_or_seed_of_the_held_out_images_is_named(tmp_path, key, value, count):
+    for i in range(20):
+        place = tmp_path / "photos" / ("cats", "dogs")[i % 2] / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(place)
+    config = configs.get_base()
+    config.steps = 1
+    config.data.update(source=f"folder:{tmp_path / 'photos'}", held_out=0.2, eval_split="held_out")
+    held_out_list.record(tmp_path, config.data)
+    (tmp_path / "config.json").write_text(configs.to_json(config))
+    before, config.data[key] = config.data[key], value
+    with pytest.raises(ValueError, match=f"config.data.{key}={value}: the run in .* has {before}, and {count}; give"):
+        held_out_list.check(tmp_path, config.data)
+
+
 def test_a_model_without_a_name_is_refused():
     with pytest.raises(ValueError, match="no name of a model fits a SimpleNamespace"):
         zoo.options(types.SimpleNamespace())
@@ -159,4 +179,6 @@ def test_weights_of_the_hub_bring_their_classes_and_statistics(tmp_path):
     )
     assert loading.trained_on(tmp_path).images == {"mean": (0.5,) * 3, "std": (0.25,) * 3}
     config = zoo.configuration("vit_ti16")
-    assert loading.preparation(str(tmp_path), config)["std"] == (0.25,) * 3
+    (tmp_path / "model.safetensors").touch()
+    for place in (tmp_path, f"timm:{tmp_path}", f"timm:{tmp_path / 'model.safetensors'}"):
+        assert loading.preparation(str(place), config)["std"] == (0.25,) * 3, place

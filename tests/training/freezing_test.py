@@ -124,6 +124,21 @@ def test_positions(name, options, frozen):
 
 
 @pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        (("blocks.*", "!*", "blocks.*"), ("blocks",)),
+        (("{positions}", "!*", "{positions}"), ("position",)),
+        (("{first_2}", "!{first_1}", "{first_0}"), ("patch_embed", "position", "prefix", "blocks.1")),
+    ],
+)
+def test_a_pattern_that_occurs_again_decides_again(freeze, frozen):
+    tables = logical.tensors(zoo.abstract("vit_pico16", depth=3))
+    rule = freezing.rule(objective(freeze), tables)
+    tensors = [tensor for table in tables.values() for tensor in table.flat]
+    assert [t.name for t in tensors if rule(t).frozen] == [t.name for t in tensors if t.name.startswith(frozen)]
+
+
+@pytest.mark.parametrize(
     ("freeze", "message"),
     [
         (("head.*", "blocs.1.*"), r"optimizer.freeze: 'blocs.1.\*' matches no parameter; near are 'blocks\.\*"),

@@ -100,6 +100,19 @@ def test_the_objective_knows_the_length_of_the_run(tmp_path):
     assert {(clock.total, clock.per_epoch) for clock in clocks} == {(10, 4)}
 
 
+def test_what_is_static_follows_the_length_of_the_schedules(tmp_path):
+    seen = []
+
+    class Watching(Supervised):
+        def static(self, module, progress):
+            seen.append(progress)
+
+    config = options(schedule=dict(lr=1e-2, length=20))
+    make = functools.partial(tiny.make_program, objective=Watching(config))
+    loop.train(config, workdir=tmp_path, pipeline=Pipeline(), evaluate=lambda *_: {}, make_program=make)
+    assert seen == [step / 20 for step in range(10)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_the_run_goes_on(whole, tmp_path, number, status):
@@ -149,6 +162,27 @@ def test_a_finished_run_is_only_evaluated_again(whole):
     chex.assert_trees_all_equal(last(whole[0]), before)
 
 
+def test_another_evaluation_of_a_finished_run_replaces_its_report_and_trains_nothing(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    before = last(tmp_path)
+
+    def evaluate(model, config):
+        assert not (tmp_path / "report.json").exists()  # an interruption must not leave the figures of the other one
+        return {"shift": {"top1": 0.25}}
+
+    assert train(tmp_path, options(evaluation=dict(suite=("shift",))), evaluate=evaluate)["eval/shift/top1"] == 0.25
+    chex.assert_trees_all_equal(last(tmp_path), before)
+
+
+def test_a_run_that_is_extended_has_no_report_before_its_end(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    config = options()
+    config.steps = 14
+    with pytest.raises(loop.NotFiniteError):
+        train(tmp_path, config, Poisoned())
+    assert not (tmp_path / "report.json").exists() and not resuming.is_finished(tmp_path, config)
+
+
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_loss_that_is_not_finite_stops_and_loses_nothing(tmp_path, log_every):
     class Poisoned(Pipeline):
@@ -173,6 +207,15 @@ class Poisoned(Pipeline):
     def batches(self, start=0):
         for t, batch in enumerate(super().batches(start), start):
             yield batch if t < 6 else {**batch, "image": np.full(batch["image"].shape, np.nan, np.float32)}
+
+
+def test_where_the_first_step_is_not_finite_nothing_is_said_to_be_saved(tmp_path):
+    pipeline = Poisoned()
+    batches = pipeline.batches
+    pipeline.batches = lambda start=0: batches(6)
+    match = r"not finite at step 0 \(.*\); nothing was saved\.  To begin again, lower schedule\.lr"
+    with pytest.raises(loop.NotFiniteError, match=match):
+        train(tmp_path, options(), pipeline)
 
 
 def test_what_is_advised_after_a_loss_that_is_not_finite_works(tmp_path):
@@ -250,6 +293,25 @@ def test_evaluation_every_so_many_epochs_sees_the_model(tmp_path):
     train(tmp_path, config, evaluate=evaluate)
     assert len(set(seen)) == 3  # after steps 4, 8 and 10
     assert [row["step"] for row in rows(tmp_path) if "eval/accuracy/top1" in row] == [4, 8, 10]
+
+
+@pytest.mark.parametrize("error", [stopping.Stopped, InterruptedError])
+def test_an_evaluation_that_is_due_where_a_run_stops_is_made_once(tmp_path, error):
+    """A signal stops a run before the evaluation, an error in the next batch after it."""
+
+    def stop(t):
+        if error is stopping.Stopped and t == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif error is InterruptedError and t == 4:
+            raise error
+
+    config = options(evaluation=dict(every_epochs=1))
+    with pytest.raises(error):
+        train(tmp_path, config, Pipeline(stop))
+    assert last(tmp_path).step == 4
+    train(tmp_path, config)
+    assert [row["step"] for row in rows(tmp_path) if "eval/accuracy/top1" in row] == [4, 8, 10]
+    assert [row["step"] for row in rows(tmp_path)] == [2, 4, 4, 6, 8, 8, 10, 10]
 
 
 def test_lines_after_the_checkpoint_are_dropped_on_resuming(whole, tmp_path):

@@ -1,5 +1,6 @@
 """The list of a run's held-out images, `held_out.csv`: data to evaluate on (`csv:FILE`), and a check that they stay."""
 
+import collections
 import csv
 import io
 import os
@@ -10,8 +11,10 @@ from ml_collections import ConfigDict
 
 from equivit import errors, files
 from equivit.data import held_out, sources
+from equivit.training.run import resuming
 
 FILE = "held_out.csv"
+KEYS = ("held_out", "split_seed", "split", "eval_examples")  # keys of `data` that choose them
 
 
 def record(workdir: pathlib.Path, section: ConfigDict) -> str:
@@ -33,7 +36,7 @@ def record(workdir: pathlib.Path, section: ConfigDict) -> str:
 
 
 def check(workdir: pathlib.Path, section: ConfigDict) -> None:
-    """ValueError if other images are held out now than at the start of the run.
+    """ValueError if other images are held out now than at the start of the run; it names the changed key, if known.
 
     The run would be evaluated on images that it was trained on.  Only names and classes count, not folders.
     """
@@ -41,15 +44,25 @@ def check(workdir: pathlib.Path, section: ConfigDict) -> None:
     if not section.held_out or not path.is_file():
         return
     with path.open(encoding="utf-8", newline="") as file:
-        before = [(os.path.basename(row[0]), row[1]) for row in list(csv.reader(file))[1:]]
-    now = [(os.path.basename(place), label) for place, label in _rows(section)]
-    if sorted(before) != sorted(now):
+        before = collections.Counter((os.path.basename(row[0]), row[1]) for row in list(csv.reader(file))[1:])
+    now = collections.Counter((os.path.basename(place), label) for place, label in _rows(section))
+    if before == now:
+        return
+    gone = (before - now).total()
+    numbers = f"{(now - before).total()} of its training images would now be held out, and {gone} no longer"
+    previous = resuming.config_before(workdir)
+    old = section if previous is None else previous.data
+    if changed := [key for key in KEYS if section[key] != old[key]]:
+        value, has = (errors.shown(one[changed[0]]) for one in (section, old))
         raise ValueError(
-            f"config.data.source={errors.shown(section.source)}: the images have changed since the run began, and "
-            f"{len(set(now) - set(before))} of its training images would now be held out; evaluate it on {path}, with "
-            f"--config.data.source=csv:{path} --config.data.split=train --config.data.eval_split=train "
-            "--config.data.held_out=0, or train in another --workdir."
+            f"config.data.{changed[0]}={value}: the run in {workdir} has {has}, and {numbers}; give that value, or "
+            "another --workdir."
         )
+    raise ValueError(
+        f"config.data.source={errors.shown(section.source)}: the images have changed since the run began, and "
+        f"{numbers}; evaluate it on {path}, with --config.data.source=csv:{path} --config.data.split=train "
+        "--config.data.eval_split=train --config.data.held_out=0, or train in another --workdir."
+    )
 
 
 def _rows(section: ConfigDict) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,9 +20,12 @@ from equivit.objectives.registry import OBJECTIVES
 from equivit.trained_on import TrainedOn
 from equivit.training import config as configs
 
+REPORT = "report.json"  # the final figures, once the run has ended
 EXECUTION = ("remat", "unroll")  # fields of a model that change how its blocks run, but not their results
-# Keys and key prefixes without effect on the trained state.
-HARMLESS = ("data.workers", "data.eval_", "log.", "checkpoint.", "evaluation.")
+# Keys and key prefixes without effect on any figure, and those without effect on the trained state.
+SILENT = ("data.workers", "log.", "checkpoint.")
+HARMLESS = (*SILENT, "data.eval_", "evaluation.")
+OF_DATA = ("image_size", "num_classes", "in_channels")  # fields of a model that `loader.complete` adds
 
 
 def config_before(workdir: pathlib.Path) -> ConfigDict | None:
@@ -93,11 +97,19 @@ def _differences(workdir, config, before, now) -> tuple[list[str], list[str]]:
     return lines, [f"config.{key}" for key in keys if not key.startswith(HARMLESS)] + others
 
 
-def record(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any]) -> None:
-    """Write config.json and run.json; a different earlier config is kept as config.1.json, config.2.json, ..."""
+def record(
+    workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None, now: dict[str, Any], *, ended: bool
+) -> None:
+    """Write config.json and run.json; a different earlier config is kept as config.1.json, config.2.json, ...
+
+    Removes report.json, if any, unless the run has `ended` with this config: its figures are of the earlier one.
+    """
     if jax.process_index() != 0:
         return
-    if before is not None and configs.differences(before, config):
+    changed = before is not None and configs.differences(before, config)
+    if changed or not ended:
+        (workdir / REPORT).unlink(missing_ok=True)
+    if changed:
         number = 1
         while (copy := workdir / f"config.{number}.json").exists():
             number += 1
@@ -137,7 +149,7 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
         )
     fixed = ["objective.name", "optimizer.freeze"]
     fixed += [f"objective.{key}" for key in OBJECTIVES[config.objective.name].FIXED]
-    if not _same_model(config, before):
+    if not _same_model(config.model, before.model):
         fixed += [key for key in configs.differences(before, config) if key.startswith("model.")]
     old, new = configs.flat(configs.plain(before)), configs.flat(configs.plain(config))
     for key in fixed:
@@ -151,17 +163,45 @@ def check(workdir: pathlib.Path, config: ConfigDict, before: ConfigDict | None) 
 
 
 def is_finished(workdir: pathlib.Path, config: ConfigDict) -> bool:
-    """Whether a directory has the report of a finished run of this config, which the data need not have completed."""
-    before = config_before(workdir) if (workdir / "report.json").is_file() else None
-    if before is None:
-        return False
-    old, new = (configs.flat(configs.plain(one)) for one in (before, config))
-    return all(old.get(key) == value for key, value in new.items() if not key.startswith(HARMLESS))
+    """Whether a directory has the report of a finished run with the figures of this config.
+
+    Of the model, the config may lack what the data determine.
+    """
+    before = config_before(workdir) if (workdir / REPORT).is_file() else None
+    return before is not None and all(key.startswith(SILENT) for key in _changes(config, before))
 
 
-def _same_model(config, before):
+def check_recipe(workdir: pathlib.Path, config: ConfigDict) -> None:
+    """ValueError if a finished run in a directory has another recipe; training would keep its parameters.
+
+    Such a run may be evaluated in another way, or train for longer.
+    """
+    before = config_before(workdir) if (workdir / REPORT).is_file() else None
+    for key, (was, now) in (_changes(config, before) if before is not None else {}).items():
+        longer = key in ("steps", "epochs") and errors.is_number(was) and errors.is_number(now) and now > was
+        if not longer and not key.startswith(HARMLESS):
+            raise ValueError(
+                f"{workdir} has another recipe, config.{errors.word(key)}={errors.shown(was)} instead of "
+                f"{errors.shown(now)}; give another --workdir."
+            )
+
+
+def _changes(config: ConfigDict, before: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """The keys in which a config, which may lack what the data determine, differs from a run's: old and new values."""
+    model = {**{key: before.model[key] for key in OF_DATA if key in before.model}, **config.model}
+    old, new = (configs.flat(configs.plain(one)) for one in (before, ConfigDict({**config, "model": model})))
+    keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+    try:
+        same = _same_model(model, before.model)
+    except ValueError:  # its options need other sizes
+        same = False
+    # A key of the run alone has no effect in this version, unless it is an option of the model.
+    return {key: (old.get(key), new.get(key)) for key in keys if (not same if key.startswith("model.") else key in new)}
+
+
+def _same_model(section: Mapping[str, Any] | ConfigDict, before: ConfigDict) -> bool:
     """Whether two `model` sections describe the same model: defaults are optional, sizes are numbers or pairs."""
-    sections = [{k: v for k, v in c.model.items() if k not in EXECUTION} for c in (config, before)]
+    sections = [{k: v for k, v in model.items() if k not in EXECUTION} for model in (section, before)]
     return sections[0] == sections[1] or zoo.configuration(**sections[0]) == zoo.configuration(**sections[1])
 
 
