@@ -101,6 +101,8 @@ class GatedAttention(dense.Attention):
     Raises ValueError as `replace_attention`, or for another kind.
     """
 
+    MAPS = None  # "conv" and "spvit" read b_V on its own, so it must not absorb the bias of the norm
+
     def __init__(self, attention: dense.Attention, kind: str, *, form: str, kernel_size: int, rngs: nnx.Rngs):
         errors.one_of("GatedAttention: kind", kind, KINDS)
         self.qkv, self.proj, self.num_heads = attention.qkv, attention.proj, attention.num_heads

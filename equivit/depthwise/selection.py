@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 
 from equivit import errors
 from equivit.data.devices import check_like_first, padded, scattered
-from equivit.layers.depthwise import IsotypicReplacedAttention, ReplacedAttention
+from equivit.layers.depthwise import IsotypicReplacedAttention, LinearAttention, ReplacedAttention
 from equivit.layers.grid import Layout, check_grid
 from equivit.models.vit.model import ViT
 
@@ -180,7 +180,7 @@ def step(model: ViT, found: Moments, images: jax.Array, weight: jax.Array) -> Mo
 
 def _add_block(weight, found, index, block, x, layout: Layout):
     """Add the attention of one block to the moments."""
-    if isinstance(block.attention, ReplacedAttention | IsotypicReplacedAttention):
+    if isinstance(block.attention, ReplacedAttention | IsotypicReplacedAttention | LinearAttention):
         return found
     attention = block.attention_weights(x, None, layout)
     new = jax.tree.map(lambda a: a[index], found).update(attention, weight)

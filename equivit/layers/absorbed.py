@@ -20,7 +20,7 @@ def absorbed(norm: Any, body: Any, scale: Any) -> tuple[Any, Any]:
     """A norm without vectors and a body with both: body'(norm'(x)) = scale(body(norm(x))).
 
     Args:
-      body: `MAPS` names its first and its last linear map.
+      body: `MAPS` names its first and its last linear map; a body that also reads their biases on their own has none.
       scale: None for no layer scale.
     """
     body = jax.tree.map(lambda a: a, body)  # a copy, whose maps are replaced

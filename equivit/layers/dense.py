@@ -231,7 +231,7 @@ class Attention(nnx.Module):
       ValueError: `num_heads` does not divide `width`.
     """
 
-    MAPS = "qkv", "proj"  # the first and the last
+    MAPS: tuple[str, str] | None = ("qkv", "proj")  # the first and the last
 
     def __init__(
         self,

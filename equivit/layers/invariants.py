@@ -1,7 +1,8 @@
 """Invariantizations: maps from a field to channels invariant under the group (octic ViTs, Appendix C).
 
 Each maps a field to a dense array [*B, N, out_features] token by token.  The token axis is optional: a field averaged
-over its tokens, [4, *B, C], is mapped to [*B, out_features].  Those that learn nothing leave `rngs` unused.
+over its tokens, [4, *B, C], is mapped to [*B, out_features].  Those that learn nothing leave `rngs` unused.  Inputs
+other than fields of their group raise ValueError.
 """
 
 import functools
@@ -27,6 +28,7 @@ class InvariantComponent(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, absolute: bool = True, rngs: nnx.Rngs | None = None):
         self.out_features, self.absolute = channels("Linear invariant", width, group), absolute
+        self.group = group
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -41,6 +43,7 @@ class PowerSpectrum(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = channels("PowerSpectrum", width, group) * sum(len(i.seeds) for i in group.irreps)
+        self.group = group
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -53,6 +56,7 @@ class TripleCorrelation(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = 15 * _octic_channels("TripleCorrelation", width, group)
+        self.group = group
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -66,6 +70,7 @@ class Polynomial(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = 32 * _octic_channels("Polynomial", width, group)
+        self.group = group
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -106,11 +111,11 @@ class Canonisation(nnx.Module):
         channels("Canonisation", width, group)
         y = jax.random.normal(rngs.params(), (width,))
         self.reference = nnx.Param(y / jnp.linalg.norm(y))
-        self.out_features = width
+        self.out_features, self.group = width, group
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
-        moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, x)) for g in x.group.elements])
+        moved = jnp.stack([fields.to_dense(fields.act_on_channels(g, x)) for g in self.group.elements])
         best = (moved * self.reference[...]).sum(-1).argmax(0)
         return jnp.take_along_axis(moved, best[None, ..., None], axis=0)[0]
 
@@ -137,9 +142,9 @@ def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
     return KINDS[kind](width, group=group, rngs=rngs)
 
 
-def _check(layer: nnx.Module, x: Any) -> None:
-    if not isinstance(x, Isotypic):
-        raise fields.not_a_field(type(layer).__name__, x)
+def _check(layer: Any, x: Any) -> None:
+    if not isinstance(x, Isotypic) or x.group is not layer.group:
+        raise fields.not_a_field(type(layer).__name__, x, layer.group)
 
 
 def _octic_channels(name: str, width: int, group: Group) -> int:

@@ -17,7 +17,7 @@ class Prefix(nnx.Module):
 
     Args:
       width: width of a token; in fields, of the invariant component, which alone is learned.
-      class_token, class_position: whether they exist.
+      class_token, class_position: whether they exist; a position needs its token.
       registers: number of registers.
       token_std, position_std, register_std: initial standard deviations.
     """
@@ -35,7 +35,7 @@ class Prefix(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.class_token = token((width,), token_std, rngs) if class_token else None
-        self.class_position = token((width,), position_std, rngs) if class_position else None
+        self.class_position = token((width,), position_std, rngs) if class_token and class_position else None
         self.registers = token((registers, width), register_std, rngs) if registers else None
         self.number = int(class_token) + registers
 

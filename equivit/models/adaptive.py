@@ -109,9 +109,12 @@ def check_torus(name: str, size: tuple[int, ...], units: tuple[int, int], why: s
 
 
 def adapt(model: ModelModule, **options) -> ModelModule:
-    """The adaptive version of a model, with the same weights.
+    """The adaptive version of a model, with the same weights except for positions.
 
         model = models.adapt(pretrained.load("timm", "swin_tiny_patch4_window7_224.safetensors"))
+
+    Swin and CvT keep all weights, and MViT's tables of positions are resized to distances around the torus.  A ViT
+    loses its table of positions; each block gets a new one of relative positions, drawn with seed 0.
 
     Accuracy drops until the model is fine-tuned for some epochs.  Table A12 of the paper, on CIFAR-10: 90.1 % before,
     57.4 % right after, 92.4 % after 20 epochs.

@@ -65,6 +65,12 @@ class MaskedAutoencoderConfig:
                 "MaskedAutoencoder: the patches of this adaptive encoder begin where the content decides, away from "
                 "those whose pixels are predicted; create it with adaptive=False."
             )
+        if self.encoder.position == "rotary" or "position" in self.encoder.parts:
+            raise ValueError(
+                f"MaskedAutoencoder: attention with position={self.encoder.position!r} and "
+                f"adaptive={self.encoder.adaptive} reads the whole grid of patches, of which this encoder sees some; "
+                "create it with position='learned' or 'sincos', and adaptive=False."
+            )
         if self.encoder.replaced:
             raise ValueError(
                 "MaskedAutoencoder: replaced blocks convolve the whole grid of patches, of which this encoder sees "

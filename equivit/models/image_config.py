@@ -33,6 +33,11 @@ class ImageConfig:
         return *self.image_size, self.in_channels
 
     @property
+    def map_widths(self: Any) -> tuple[int, ...]:
+        """Channels of the last map of each stage; for a model without stages, of its only one."""
+        return getattr(self, "widths", None) or (self.width,)
+
+    @property
     def rates(self: Any) -> np.ndarray | None:
         """The stochastic-depth rate of each block, [depth]; None if all are 0."""
         first, last = self.drop_path if isinstance(self.drop_path, tuple) else (self.drop_path,) * 2

@@ -157,7 +157,8 @@ class Preset(NamedTuple):
     Attributes:
       config: the class of the configuration.
       fields: the fields that differ from their defaults.
-      families: for a `family` with another meaning here, a function that computes its fields from the others.
+      families: for a `family` with another meaning here, a function that computes its fields from the others; explicit
+        overrides win, except for None.
     """
 
     config: type
@@ -168,5 +169,6 @@ class Preset(NamedTuple):
         """The configuration with some fields replaced."""
         fields, family = {**self.fields, **overrides}, overrides.get("family")
         if isinstance(family, str) and family in self.families:
-            fields |= self.families[family](fields)
+            chosen = self.families[family](fields)
+            fields |= {name: chosen[name] for name in chosen if name == "family" or overrides.get(name) is None}
         return self.config(**fields)

@@ -79,9 +79,7 @@ def configuration(name: str, **overrides) -> Config:
     if name in RENAMED:
         warnings.warn(f"model {name} is called {RENAMED[name]} now.", FutureWarning, stacklevel=2)
     preset = _preset(name)
-    fields = dataclasses.fields(preset.config)
-    wanted = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    if missing := [key for key in wanted if key not in preset.fields and key not in overrides]:
+    if missing := [key for key in _required(preset) if key not in overrides]:
         raise ValueError(f"model {name}: {', '.join(missing)} must be given; they depend on the data.")
     return preset.configuration(**overrides)
 
@@ -126,12 +124,17 @@ def options(config: Config) -> dict[str, Any]:
 def _changes(preset: Preset, config: Any) -> dict[str, Any] | None:
     """The overrides that turn a preset into a configuration; None if there are none."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    try:
-        own = preset.configuration()
-    except TypeError:  # some fields have no default
-        return None
-    changes = {name: value for name, value in values.items() if getattr(own, name) != value}
+    required = {name: values[name] for name in _required(preset)}
+    own = preset.configuration(**required)
+    changes = required | {name: value for name, value in values.items() if getattr(own, name) != value}
     return changes if preset.configuration(**changes) == config else None
+
+
+def _required(preset: Preset) -> list[str]:
+    """The fields without a default that a preset leaves open."""
+    fields = dataclasses.fields(preset.config)
+    wanted = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    return [name for name in wanted if name not in preset.fields]
 
 
 def is_known(name: Any) -> bool:

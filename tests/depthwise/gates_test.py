@@ -3,7 +3,11 @@
 The choice of a subset is tested in tests/parity/gates_test.py, training in tests/objectives/gated_test.py.
 """
 
+import functools
+import math
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -41,6 +45,32 @@ def test_the_ends_of_a_gate(kind, form):
     assert np.abs(call(attention, x, layout) - theirs).max() > 0.1 * np.abs(theirs).max()
     halves = [call(logical.put(mixed, {**tensors, "gate": np.full(2, g, np.float32)}), x, layout) for g in (0, 0.5, 1)]
     np.testing.assert_allclose(halves[1], (halves[0] + halves[2]) / 2, atol=1e-5 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+@pytest.mark.parametrize(("kind", "form"), [*CASES, ("conv", "printed")])
+def test_a_gated_block_is_the_same_function_under_differentiation(kind, form, qkv_bias):
+    """Norms with biases, gates between 0 and 1, and border tokens, which are most of the tokens of these grids."""
+    plain = attending.model(**attending.SMALL, qkv_bias=qkv_bias)
+    gated = gates.with_gates(plain, kind, form=form, kernel_size=3, rngs=nnx.Rngs(0))
+    gates.set_gates(gated, jnp.full((3, 2), 0.5))
+    block, random = gated.blocks[0], np.random.default_rng(0)
+    if block.attention.bias is not None:
+        block.attention.bias.set_value(random.normal(size=block.attention.bias.shape).astype(np.float32))
+    for grid in ((3, 5), (2, 4)):
+        x = random.normal(size=(2, math.prod(grid), 16)).astype(np.float32)
+        value, differentiated = evaluations(block, x, Layout(grid))
+        np.testing.assert_allclose(differentiated, value, atol=1e-5 * np.abs(value).max())
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def evaluations(block, x, layout):
+    """The block's value, alone and beside its derivative."""
+
+    def apply(block):
+        return block(x, layout)
+
+    return apply(block), jax.vjp(apply, block)[0]
 
 
 def test_weights_start_between_0_and_1():

@@ -278,9 +278,13 @@ def last_field(model, x, whole):
 def test_equivariant_models(name, family):
     """With replaced blocks of fields and, after them, of dense tokens; on odd and non-square grids, in float64."""
     with jax.enable_x64(True):
-        options = OCTIC_SMALL | ALONE | dict(family=family, replaced=((0,), (1, "identity"), (3,)))
+        dense = (3, "identity") if family == "I8" else (3,)
+        options = OCTIC_SMALL | ALONE | dict(family=family, replaced=((0,), (1, "identity"), dense))
         net = jax.tree.map(lambda a: a.astype(jnp.float64), model(name, **options))
         group, small, square = net.config.group, *(images(size).astype(jnp.float64) for size in ((12, 20), (20, 20)))
         assert_equivariant(lambda x: last_field(net, x, False), group, small, "image", "field", output_grid=(3, 5))
-        if family == "D8":
+        if family in ("D8", "I8"):
             assert_equivariant(lambda x: last_field(net, x, True), group, square)
+    if family == "I8":
+        with pytest.raises(ValueError, match="block 3 of family I8 follows the invariantization, where a convolution"):
+            model(name, **options | dict(replaced=((3,),)))

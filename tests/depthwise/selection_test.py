@@ -52,9 +52,10 @@ def test_the_moments_are_updated_in_place():
     assert memory.temp_size_in_bytes < 12 * block  # a copy of the buffers would be 48
 
 
-def test_what_is_replaced_has_no_sigma():
-    model = replacement.replace(attending.model(**attending.SMALL), {0: (1,), 2: None})
-    found = selection.sigma(model, [X])
+@pytest.mark.parametrize("kind", ["dw", "identity"])
+def test_what_is_replaced_has_no_sigma(kind):
+    model = replacement.replace(attending.model(**attending.SMALL), {0: (1,)})
+    found = selection.sigma(replacement.replace(model, {2: None}, kind=kind), [X])
     assert np.isnan(found.heads[[0, 2]]).all() and np.isnan(found.blocks[[0, 2]]).all()
     assert np.isfinite(found.heads[1]).all() and selection.select(found.blocks, 1) == (1,)
 

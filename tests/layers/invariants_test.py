@@ -102,3 +102,10 @@ def test_an_array_is_refused(group, kind):
     layer = invariants.create(kind, 16, group=group, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=rf"^{type(layer).__name__}: x is an array \[2, 3, 16\] .*fields.from_dense"):
         layer(jnp.ones((2, 3, 16)))
+
+
+@pytest.mark.parametrize(("group", "kind"), CASES)
+def test_a_field_of_the_other_group_is_refused(group, kind):
+    layer, other = create(group, kind), FLIP if group is OCTIC else OCTIC
+    with pytest.raises(ValueError, match=f"x is a field of the {other.name} group; the layer is of the {group.name}"):
+        layer(random_field(other, (1, 2), WIDTH // other.order))

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 
 import chex
 import jax
@@ -167,6 +168,12 @@ def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="must be divisible by 4; the nearest are 24 and 28"):
         whole = decoders.MaskedAutoencoderConfig(autoencoder("plain").encoder.config, decoder_width=25)
         jax.eval_shape(lambda: whole.build(nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize(("field", "value"), [("position", "rotary"), ("adaptive", ("position",))])
+def test_encoders_whose_attention_needs_the_whole_grid_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field}={re.escape(repr(value))} .*reads the whole grid of patches"):
+        autoencoder("plain", **{field: value})
 
 
 @pytest.mark.parametrize(

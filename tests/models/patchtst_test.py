@@ -51,6 +51,14 @@ def series():
     return jax.random.normal(jax.random.key(7), (2, T, C))
 
 
+@pytest.mark.parametrize("name", patchtst.NAMES)
+def test_options_name_the_model_and_what_depends_on_the_data(name):
+    data = dict(length=T, channels=C, num_classes=None)
+    assert zoo.options(zoo.configuration(name, **data)) == dict(name=name, **data)
+    changed = zoo.configuration(name, **data, width=32, dropout=0.1)
+    assert zoo.configuration(**zoo.options(changed)) == changed
+
+
 @pytest.mark.parametrize("length,patches,expected", [(500, 8, 112), (500, 42, 24), (24, 42, 2), (24, 8, 6), (7, 1, 8)])
 def test_patches_are_the_shortest_even_ones_that_cover_the_series(length, patches, expected):
     p = zoo.configuration("patchtst", **SMALL | dict(length=length, patches=patches)).patch_length

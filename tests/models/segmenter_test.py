@@ -91,6 +91,26 @@ def test_logits_move_with_the_image(name, options):
         assert testing.assert_shift_equivariant(lambda x: run(m, x), x, shifts=SHIFTS, output="image") < 1e-10
 
 
+WIDE = dict(expand_attn=False, depths=(2, 1))  # its stages widen in their last MLP, as in MViTv2-L
+
+
+@pytest.mark.parametrize(("name", "backbone"), [*((name, {}) for name in BACKBONES), ("mvitv2_t", WIDE)])
+def test_a_configuration_knows_the_widths_of_its_maps(name, backbone):
+    config = configured(name, backbone=backbone, decoder="linear")
+    maps = jax.eval_shape(
+        lambda: config.build(nnx.Rngs(0)).features(images(dtype=np.float32), blocks=config.ends[:-1]).grids
+    )
+    assert tuple(grid.values.shape[-1] for grid in maps) == config.backbone.map_widths
+
+
+def test_upernet_reads_an_mvit_that_widens_in_its_mlps():
+    logits, second = jax.eval_shape(
+        lambda: configured("mvitv2_t", backbone=WIDE).build(nnx.Rngs(0)).both(images(dtype=np.float32))
+    )
+    assert logits.shape == second.shape == (2, *SIZE, CLASSES)
+    assert zoo.configuration("mvitv2_l").map_widths == (288, 576, 1152, 1152)
+
+
 def test_a_decoder_that_forgets_where_maps_lie_is_caught():
     m = model(configured("swin_t", backbone=dict(adaptive=True, anchor=False), equivariant=True))
     grids = jax.jit(lambda m, x: m.backbone.features(x, blocks=(0,)))

@@ -55,6 +55,25 @@ def test_a_model_needs_a_key_after_train_and_ignores_it_after_eval(name):
     assert not draws(model, KEY) and not draws(model, None)
 
 
+def test_a_frozen_backbone_runs_as_in_evaluation_also_after_train():
+    """It has stochastic depth, and batch norms, whose statistics a traced function may not record."""
+    backbone = zoo.configuration("cvt_13", **FAMILIES["cvt_13"] | dict(num_classes=None))
+    config = SegmenterConfig(backbone, num_classes=3, decoder="convolutions", width=8)
+    model = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    images = jax.ShapeDtypeStruct((2, *config.input_shape), jnp.float32)
+
+    def program(frozen):
+        call = jax.make_jaxpr(lambda model, images, key: model.both(images, key=key, frozen=frozen)[0])
+        return str(call(model, images, KEY))
+
+    before = program(frozen=True)
+    model.train()
+    assert program(frozen=True) == before
+    with pytest.raises(ValueError, match="train=True records running statistics"):
+        program(frozen=False)
+    assert model.backbone.deterministic is False
+
+
 def test_a_model_without_dropout_needs_no_key():
     model = zoo.abstract("vit_ti16", **VIT)
     model.train()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit import costs, models, precision, testing
+from equivit import costs, logical, models, precision, testing
 from equivit.models import zoo
 from equivit.models.vit.config import ViTConfig
 from equivit.symmetry import fields
@@ -250,6 +250,19 @@ def test_dinov2_d8_is_invariant_early_at_full_depth():
     assert (m.config.family, m.config.k, m.config.num_classes) == ("I8", 24, None)
 
 
+def test_only_a_class_token_has_a_position_of_its_own():
+    def parts(**fields):
+        return logical.take(zoo.abstract("dinov2_vit_s14_reg", depth=1, **fields)).keys()
+
+    assert parts() - parts(class_token=False) == {"prefix.class_token", "prefix.class_position"}
+
+
+def test_what_is_given_wins_over_what_a_family_chooses():
+    config = zoo.configuration("octic_dinov2_vit_l16", family="D8", equivariant_blocks=3, isotypic_eps=1e-4)
+    assert (config.family, config.k, config.isotypic_eps) == ("I8", 3, 1e-4)
+    assert zoo.configuration("octic_dinov2_vit_l16", family="D8", equivariant_blocks=None).k == 24
+
+
 @pytest.mark.parametrize(
     "name,overrides,message",
     [
@@ -280,6 +293,17 @@ def test_dinov2_d8_is_invariant_early_at_full_depth():
         ("jumbo_vit_ti16", {"pool_blocks": 2}, "pool_blocks=2 is for class tokens; pool='jumbo' takes 1"),
         ("vit_ti16", {"projection": 8}, "num_classes=1000 and projection=8 are two heads; set one to None"),
         ("octic_vit_ti16", {"patch_bias": False}, "patch_bias=False is for plain models; family H8 takes True"),
+        (
+            "vit_ti16",
+            {"pool": "mean", "pool_first": True},
+            "pool_first=True is for the mean of fields, not for .*plain",
+        ),
+        (
+            "flip_vit_ti16",
+            {"family": "D2", "pool_first": True},
+            "pool_first=True .* with pool='class'; take pool='mean'",
+        ),
+        ("octic_jumbo_vit_ti16", {"family": "D8", "pool_first": True}, "pool_first=True .* with pool='jumbo'"),
     ],
 )
 def test_bad_choices_are_refused(name, overrides, message):

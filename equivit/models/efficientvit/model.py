@@ -69,6 +69,10 @@ class EfficientViTConfig(ImageConfig):
         """Number of blocks of all stages, without the stem."""
         return sum(self.blocks(stage) for stage in range(STAGES))
 
+    @property
+    def map_widths(self) -> tuple[int, ...]:
+        return self.widths[1:]
+
     def build(self, rngs: nnx.Rngs) -> "EfficientViT":
         return EfficientViT(self, rngs=rngs)
 

@@ -77,8 +77,13 @@ class MViTConfig(StagedTransformerConfig):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The width of each stage."""
+        """The width of each stage, in its attention."""
         return tuple(self.width * 2**stage for stage in range(len(self.depths)))
+
+    @property
+    def map_widths(self) -> tuple[int, ...]:
+        """The width after the last block of each stage, which may be the width of the next stage."""
+        return tuple(self.shapes(stage)[-1].after for stage in range(len(self.depths)))
 
     @property
     def prefix(self) -> int:

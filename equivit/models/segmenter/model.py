@@ -172,7 +172,7 @@ class Segmenter(Switched):
 
     def __init__(self, config: SegmenterConfig, backbone: ModelModule, *, rngs: nnx.Rngs):
         self.config, self.backbone = config, backbone
-        widths = _widths(config)
+        widths = config.backbone.map_widths  # of the last stage after the final norm
         pyramid = config.decoder == "upernet"
         # The backbone itself normalises the last stage's map.
         self.norms = nnx.List(
@@ -200,7 +200,7 @@ class Segmenter(Switched):
         """The logits, and the logits of the auxiliary head, or None without one.
 
         Args:
-          frozen: the backbone runs as in evaluation, without gradient.
+          frozen: the backbone runs as in evaluation, also after `train()`, and without gradient.
         """
         key, train = self.switched(key, train)
         keys, batch = split(key, 3), images.shape[:-3]
@@ -232,7 +232,11 @@ class Segmenter(Switched):
 
     def _grids(self, images: jax.Array, *, key: Key, train: bool, frozen: bool) -> list[Grid]:
         """The maps that the decoder reads, of images [B, H, W, C]."""
-        found = self.backbone.features(images, blocks=self.config.read, norm=True, key=key, train=train)
+        backbone = self.backbone
+        if frozen:
+            backbone = jax.tree.map(lambda leaf: leaf, backbone)  # a copy, as the caller's may be in training
+            backbone.eval()
+        found = backbone.features(images, blocks=self.config.read, norm=True, key=key, train=train)
         grids = (jax.lax.stop_gradient(found) if frozen else found).grids
         for i, norm in enumerate(self.norms):
             grids[i] = holding(grids[i], norm(grids[i].values))
@@ -246,13 +250,7 @@ class Segmenter(Switched):
         return grid.placed(bilinear(x, size, circular=True))
 
 
-def _widths(config: SegmenterConfig) -> list[int]:
-    """The channels of each stage's map, the last one after the final norm."""
-    backbone: Any = config.backbone
-    return list(backbone.widths) if hasattr(backbone, "widths") else [backbone.width]
-
-
-def _decoder(config: SegmenterConfig, widths: list[int], rngs: nnx.Rngs) -> Any:
+def _decoder(config: SegmenterConfig, widths: tuple[int, ...], rngs: nnx.Rngs) -> Any:
     backbone: Any = config.backbone
     classes, last, mode = config.num_classes, widths[-1], config.mode
     group = backbone.group if getattr(backbone, "ends_with_fields", False) else None

@@ -77,7 +77,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         spectrum.
       transition_map: a linear map of the dense tokens where H8 or H2 drops the symmetry; `equivit.octify` fits it.  I8
         has one after its invariantization in any case.
-      pool_first: D8 averages over tokens before the invariantization instead of after it.
+      pool_first: with pool="mean", D8 and D2 average over tokens before the invariantization instead of after it.
       isotypic_norm: "official" or "balanced" (`layers/isotypic.py`).
       isotypic_eps: epsilon of the isotypic norms.
       projection: size of the image embedding: the head is a linear map without bias, as in CLIP; None for no such head.
@@ -89,7 +89,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       fc_norm: apply the final norm after the mean over tokens instead of before it, as in MAE's fine-tuning; for
         pool="mean" of dense tokens.
       class_token: whether the model has a class token; None: yes, unless the family is D8.
-      class_position: whether the class token has its own position (DINOv2, ViT).
+      class_position: whether the class token, if there is one, has its own position (DINOv2, ViT).
       registers: number of register tokens.
       mask_token: whether the model has a mask token, for `mask=`.
       register_mlp: tokens with a separate MLP in each block: None, "registers" or "class_and_registers" (Jumbo, Section
@@ -121,7 +121,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         blocks after an invariantization).  Octic families are then equivariant under p4m.
       anchor: without effect in models with a symmetry group.
       replaced: blocks with convolution instead of attention: entries (block, kind, kernel_size, heads, form), all but
-        the first optional (`replaced.py`).  Such models have no tokens before the patches.
+        the first optional (`replaced.py`).  Such models have no tokens before the patches.  Dense blocks after an
+        invariantization (I8, I2) only take the kind "identity".
     """
 
     KNOWN_PARTS = PARTS
@@ -231,6 +232,11 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 f"ViT: fc_norm=True is for the mean of dense tokens, not for family {self.family} with "
                 f"pool={self.pool!r}; take pool='mean' of another family, or fc_norm=False."
             )
+        if self.pool_first and (self.pool != "mean" or not self.ends_with_fields):
+            raise ValueError(
+                f"ViT: pool_first=True is for the mean of fields, not for family {self.family} with "
+                f"pool={self.pool!r}; take pool='mean' of family D8 or D2, or pool_first=False."
+            )
         if self.register_mlp is not None and not self.registers:
             raise ValueError(f"ViT: register_mlp={self.register_mlp!r} needs registers, such as registers=16.")
 
@@ -272,6 +278,12 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 raise ValueError(
                     f"ViT: replaced={tuple(one)}: block {one.block} of family {self.family} is equivariant, where only "
                     "'dw' of all heads and 'identity' are replacements."
+                )
+            if one.block >= self.k and self.leaves == "invariant" and one.kind != "identity":
+                raise ValueError(
+                    f"ViT: replaced={tuple(one)}: block {one.block} of family {self.family} follows the "
+                    "invariantization, where a convolution would end the invariance; replace blocks before it, take "
+                    "kind='identity', or another family."
                 )
         if self.replaced and self.prefix:
             raise ValueError(

@@ -1,7 +1,8 @@
 """ViTs with a Jumbo token, plain or equivariant: a global token J times as wide as a patch token, with its own MLP.
 
 All families of `config.py` support it.  In equivariant blocks, the Jumbo token is either a wide field ("steerable") or
-has only the invariant component ("invariant"): J times width / order channels, with a dense MLP.
+has only the invariant component ("invariant"): J times width / order channels, with a dense MLP.  D8 and D2 read its
+invariants with an MLP.
 
 `PRESETS` has the settings of four public versions: the paper's tables, the released code and checkpoints, the code of
 2025, and the JAX version of Jumbo's MAE.
@@ -45,9 +46,9 @@ class JumboViTConfig(ViTConfig):
       lora_rank: rank of the low-rank updates.
       normed_residual: whether the residual connection of that MLP starts after the norm.
       last_patch_mlp: whether the last block also applies the MLP to the patches; with pool="jumbo", logits do not
-        depend on it.  `features` and `tokens` always apply it.
+        depend on it.  `tokens`, and `features` with `norm`, always apply it.
       wide_norm: whether the final norm is over the merged Jumbo token or over each row.  With it, patches have no
-        learned norm; `features` and `tokens` standardise them.
+        learned norm; `tokens`, and `features` with `norm`, standardise them.
       pool: the head reads the "jumbo" token, or with "jumbo_and_patches" also the mean patch token.
       head_std, head_bias: by default, as in the public code, the head starts at zero with equally likely classes.
       field: the Jumbo token in equivariant blocks, "steerable" or "invariant".
