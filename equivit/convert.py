@@ -13,7 +13,7 @@ import math
 import pathlib
 import sys
 
-from equivit import command
+from equivit import command, files
 
 # The sources of pretrained/.
 FORMATS = ("octic_vits", "flip", "transformers", "vit_jax", "cvt", "bixt", "clip", "siglip", "jumbo", "mae")
@@ -70,7 +70,6 @@ def _read(options: argparse.Namespace) -> None:
 
     from equivit import pretrained
     from equivit.models import saved
-    from equivit.trained_on import UNKNOWN
 
     if options.push is not None:
         raise ValueError(f"--push={options.push} is for --to={HUB}.")
@@ -81,8 +80,9 @@ def _read(options: argparse.Namespace) -> None:
     where = (options.source, options.input) if options.source else (options.input,)
     model = pretrained.load(*where, **{k: v for k, v in hints.items() if v is not None})
     data = pretrained.trained_on(options.input)
-    named = len(data.classes) == getattr(model.config, "num_classes", None)  # a new head has other classes
-    saved.save(options.output, model, data if named else UNKNOWN)
+    if len(data.classes) != getattr(model.config, "num_classes", None):  # a new head has other classes
+        data = data._replace(classes=(), examples=None)
+    saved.save(options.output, model, data)
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"Done: {pretrained.describe(model.config)}, {number / 1e6:.2f} M parameters, in {options.output}.")
 
@@ -120,18 +120,14 @@ def _write_repository(options: argparse.Namespace, model, data, of: str) -> None
         raise ValueError(f"--flavour={options.flavour} is for official files; --to={HUB} has none.")
     if options.push is not None:
         hub.check_repository(options.push)
-    recipe, figures = (_json(pathlib.Path(options.input) / name) for name in ("config.json", "report.json"))
+    paths = [pathlib.Path(options.input) / name for name in ("config.json", "report.json")]
+    recipe, figures = (files.read_json(path) if path.is_file() else {} for path in paths)
     saved.save(options.output, model, data)
     what = pretrained.describe(model.config)
     card.write(options.output, model, what, repository=options.push, data=data, recipe=recipe, figures=figures)
     print(f"Done: the model{of} with its card, in {options.output}.", flush=True)
     if options.push is not None:
         print(f"Pushed to {hub.push(options.output, options.push)}.")
-
-
-def _json(path: pathlib.Path) -> dict:
-    """The content of a file of a run; {} if there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 if __name__ == "__main__":

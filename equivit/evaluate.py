@@ -119,23 +119,27 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     split = f"{config.data.source}, {config.data.eval_split}"
     of = f"{place} (weights of step {step})" if options.workdir else place
     command.say(f"Evaluating {', '.join(names)} of {of} on {split}, images of {_size(config)}.")
-    writes = _can_write(place)
+    weights = options.weights or ("trained" if step is None else OBJECTIVES[config.objective.name].weights[0])
+    about = dict(weights=weights, data=split, image_size=_size(config))
+    about |= {} if step is None else {"step": str(step)}
+    writes, done = _can_write(place), "results are printed above only"
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
         model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
         results = runner.evaluate(
             model, config, names, track=_track, directory=place if writes else None, classes=data.classes
         )
+        if jax.process_index() == 0:
+            try:  # an error in storing or in printing must not lose hours of work
+                if writes:
+                    done = summary.write(place, results, **about)
+            finally:
+                lines = summary.rows(results)
+                _print(lines, summary.text(lines))
         pictures = summary.draw(place, model, config, results) if options.figures and writes else {}
     if jax.process_index() == 0:
-        lines = summary.rows(results)
-        _print(lines, summary.text(lines))
-        weights = options.weights or ("trained" if step is None else OBJECTIVES[config.objective.name].weights[0])
-        about = dict(weights=weights, data=split, image_size=_size(config))
-        about |= {} if step is None else {"step": str(step)}
         for picture in pictures.values():
             command.say(f"Drawn: {picture}")
-        done = summary.write(place, results, **about) if writes else "results are printed above only"
         command.say(f"Done: {done}")
 
 
@@ -217,7 +221,7 @@ def _print(lines: list[tuple[str, str]], plain: str) -> None:
     import rich.console
     import rich.table
 
-    console = rich.console.Console()
+    console = rich.console.Console(markup=False, emoji=False)  # class names are any text, such as "sky [void]"
     if not sys.stdout.isatty() or max(map(len, plain.splitlines())) > console.width - 4:  # a box would break long rows
         print(plain, flush=True)
         return

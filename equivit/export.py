@@ -7,8 +7,8 @@
 The ending of --output selects the format.  The file contains the weights.  Replaced attention is folded into one
 convolution per block, batch norms into the convolutions before them, and positions are resized to --image_size
 (`models/inference.py`).  The command runs the file on random images and compares it with the model.  If it deviates by
-more than 1e-4 of the largest entry (with --half 1e-2), the file is removed.  A file with --batch=dynamic takes any
-number of images; it is compared on one and on three.
+more than 1e-4 of the largest entry (with --half 1e-2), nothing is written, and an older --output stays.  A file with
+--batch=dynamic takes any number of images; it is compared on one and on three.
 
 The input is "image", the output "logits" ("embedding" for a projection).  A model without a head has the outputs
 "patches" [B, h, w, D] and, if it has a class token, "class" [B, D], both after the final norm.  An adaptive model also
@@ -139,7 +139,8 @@ def write(
       blocks: of a model without a head, further blocks whose patches are outputs, each after the final norm.
 
     Raises ValueError for an unknown ending, layout or opset, images of a wrong size, or operations that cannot be
-    written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then no file is left.
+    written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then nothing is written, and an
+    older file at `path` stays.
     """
     import jax
     import jax.numpy as jnp
@@ -285,7 +286,8 @@ def _deviation(found: Any, wanted: Any) -> float:
 
 def _check(path: pathlib.Path, deviation: float, tolerance: float) -> None:
     if not deviation <= tolerance:  # also catches NaN
-        hint = "leave out --half" if tolerance > TOLERANCES["float32"] else "try another --opset, or the other format"
+        hint = "try another --opset, or write a .stablehlo file" if path.suffix == ".onnx" else "write an .onnx file"
+        hint = "leave out --half" if tolerance > TOLERANCES["float32"] else hint
         raise ValueError(
             f"--output={path}: the file deviates from the model by {deviation:.1e} of the largest entry, more than "
             f"{tolerance:g}; nothing was written: {hint}."

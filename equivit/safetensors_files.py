@@ -45,7 +45,8 @@ def metadata(path: str | os.PathLike) -> dict[str, str]:
 
 def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
     """Write tensors by name, atomically (`files.replacing`); OSError, with the file's name, on failure."""
-    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    # Not np.ascontiguousarray, which makes scalars arrays of shape [1].
+    whole = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     with files.replacing(path) as unfinished:
         try:
             safetensors.numpy.save_file(whole, unfinished, metadata)

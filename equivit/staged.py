@@ -14,22 +14,37 @@ from ml_collections import ConfigDict
 from equivit import command, errors, files, logical, train
 from equivit.models import saved
 from equivit.models.model import ModelModule
-from equivit.training import checkpoints
+from equivit.trained_on import UNKNOWN, TrainedOn
+from equivit.training import checkpoints, loading
 from equivit.training.run import lock
 
 ARGUMENTS = "arguments.json"
 
 
 def saved_model(
-    place: pathlib.Path, make: Callable[[], ModelModule], *, beside: pathlib.Path | None = None
+    place: pathlib.Path,
+    make: Callable[[], ModelModule],
+    data: TrainedOn = UNKNOWN,
+    *,
+    beside: pathlib.Path | None = None,
 ) -> ModelModule:
-    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing."""
+    """Load the saved model at a place; compute it if it, or the file `beside` it, is missing.
+
+    A computed model is saved with `data`, its training data.
+    """
     if not (place / "model.json").is_file() or (beside is not None and not beside.is_file()):
-        saved.save(place, make())
+        saved.save(place, make(), data)
     try:
         return saved.load(place)
     except (ValueError, OSError) as error:
         raise ValueError(f"{str(error).rstrip('.')}; remove {place} to create it again.") from error
+
+
+def trained_on(place: str, model: ModelModule) -> TrainedOn:
+    """The training data of the weights at a place (`loading.load_model`), without classes if the model has others."""
+    data = loading.trained_on(place)
+    named = len(data.classes) == getattr(model.config, "num_classes", None)
+    return data if named else data._replace(classes=(), examples=None)
 
 
 def trained(config: ConfigDict, place: pathlib.Path, init: pathlib.Path) -> ModelModule:

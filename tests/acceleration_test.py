@@ -14,9 +14,11 @@ from equivit import accelerate, files, onnx_files, staged, testing
 from equivit.acceleration import nearness, plan, report, stages
 from equivit.depthwise import replacement
 from equivit.models import saved, zoo
+from equivit.trained_on import TrainedOn
 
 CONFIG = "configs/depthwise.py:in1k,quicktest"
 SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]
+DATA = TrainedOn(tuple("abcdefghij"), 12, dict(mean=(0.5,) * 3, std=(0.25,) * 3))
 
 
 def model(**fields):
@@ -118,26 +120,59 @@ def test_killed_in_each_stage_it_goes_on(place, how, monkeypatch):
 
 def test_both_stages_are_trained_in_order(place, monkeypatch):
     """Training itself is tested elsewhere; here it gives back what it begins with."""
-    begun = []
+    begun, named = [], []
 
     def trained(config, place, init):
         begun.append((place.name, init.name, config))
-        place.mkdir(parents=True)
+        found = replacement.reconfigure(saved.load(init), num_classes=10)[0]
+        saved.save(place, found, DATA._replace(examples=3))
         (place / "report.json").write_text(json.dumps({"eval/accuracy/top1": 0.1 * len(begun)}))
-        return replacement.reconfigure(saved.load(init), num_classes=10)[0]
+        return found
+
+    def timed(plan, size, classes, *models):
+        named.append(classes)
+        return {"float32": stages.Times((2.0, 1.0), (20, 10))}, "a clock"
 
     monkeypatch.setattr(staged, "trained", trained)
-    monkeypatch.setattr(stages, "_timed", lambda *_: ({"float32": stages.Times((2.0, 1.0), (20, 10))}, "a clock"))
+    monkeypatch.setattr(stages, "_timed", timed)
     monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
-    saved.save(place / "with_class_token", model(registers=1))
+    saved.save(place / "with_class_token", model(registers=1), DATA)
     assert run(place, "--debug", source="with_class_token", workdir="both") == 0
     (one, start, first), (two, fits, second) = begun
     assert (one, start, two, fits) == ("stage1", "start", "stage2", "fitted")
     assert not saved.load(place / "both" / "start").config.prefix
+    assert saved.trained_on(place / "both" / "start") == ((), None, DATA.images)  # its head read the class token
+    assert saved.trained_on(place / "both" / "fitted") == DATA._replace(examples=3) and named == [DATA.classes]
     found = json.loads((place / "both" / "report.json").read_text())
     assert [entry[0] for entry in second.model.replaced] == found["blocks"] and not first.model.get("replaced")
     assert found["metric"] == {"name": "accuracy/top1", "before": 0.1, "after": 0.2}
     assert found["milliseconds"] == {"before": 2.0, "after": 1.0}
+
+
+def test_without_training_the_classes_and_the_images_are_those_of_the_model(place, monkeypatch):
+    seen = []
+    vit, keys = model(class_token=False, pool="mean"), dict(kind="identity", start=None, fit_only=True, data=DATA)
+    made = plan.Plan(vit, *CONFIG.split(":"), tuple(SIZE), 1, place / "named", **keys)
+    scores = plan.selection.Sigma(np.zeros((3, 2)), np.zeros(3))
+    monkeypatch.setattr(stages, "_sigma", lambda *_: scores)
+    monkeypatch.setattr(stages, "_timed", lambda plan, size, classes, *_: seen.append(classes) or ({}, "a clock"))
+    monkeypatch.setattr(
+        stages.runner, "evaluate", lambda *_, classes: seen.append(classes) or {"accuracy": {"top1": 0.5}}
+    )
+    stages.run(made)
+    assert seen == [DATA.classes] * 3
+    assert saved.trained_on(place / "named" / "start") == saved.trained_on(place / "named" / "fitted") == DATA
+
+
+def test_data_with_the_classes_in_another_order_are_refused(place, monkeypatch, capsys):
+    monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
+    saved.save(place / "named_model", model(class_token=False, pool="mean"), DATA)
+    arrays = {f"{split}_image": np.zeros((16, 16, 32, 3), np.uint8) for split in ("train", "test")}
+    arrays |= {f"{split}_label": np.zeros(16, int) for split in ("train", "test")}
+    np.savez(place / "data.npz", classes=np.array(DATA.classes[::-1]), **arrays)
+    source = [f"--config.data.source=npz:{place}/data.npz", "--config.data.eval_split=test"]
+    assert run(place, "--fit_only", *source, source="named_model", workdir="never") == 1
+    assert "class 0 is 'j', in the data of the model it is 'a' (they are in another order)" in capsys.readouterr().err
 
 
 def test_a_stage_has_the_model_of_the_weights_and_the_recipe_of_the_config(place):
@@ -361,8 +396,8 @@ def test_other_files_or_another_priority_are_timed_again(place, monkeypatch):
         rows = [dict(file=str(path), milliseconds=1.0 + i) | {"bytes": 10} for i, path in enumerate(paths)]
         return dict(files=rows, conditions="c", realtime=realtime, machine="m", runtime="r")
 
-    def write(path, model, size, half):
-        written.append((path.name, half))
+    def write(path, model, size, classes, half):
+        written.append((path.name, half, classes))
         path.touch()
 
     monkeypatch.setattr(stages.profile, "profile", profile)
@@ -370,10 +405,10 @@ def test_other_files_or_another_priority_are_timed_again(place, monkeypatch):
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), (), 1, place / "timed")
     made.workdir.mkdir()
     for options in ({}, {}, dict(half=True), dict(half=True), dict(half=True, realtime=True)):
-        found, _ = stages._timed(dataclasses.replace(made, **options), (16, 32), made.model, made.model)
+        found, _ = stages._timed(dataclasses.replace(made, **options), (16, 32), DATA.classes, made.model, made.model)
     four = ["before.onnx", "after.onnx", "before_half.onnx", "after_half.onnx"]
     assert timed == [(four[:2], False), (four, False), (four, True)]
-    assert written == list(zip(four, (False, False, True, True), strict=True))
+    assert written == list(zip(four, (False, False, True, True), [DATA.classes] * 4, strict=True))
     assert found["float32"] == ((1.0, 2.0), (10, 10)) and found["float16"].milliseconds == (3.0, 4.0)
 
 

@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import math
 import os
+import pathlib
 import sys
 import types
 
@@ -202,6 +204,19 @@ def test_a_file_that_deviates_is_not_left(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"deviates from the model by .* more than 0.0001; nothing was written"):
         export.write(path, model(), SIZE)
     assert path.read_text() == "an older file" and [path] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("a.onnx", "float32", "try another --opset, or write a .stablehlo file"),
+        ("a.stablehlo", "float32", "write an .onnx file"),
+        ("a.stablehlo", "float16", "leave out --half"),
+    ],
+)
+def test_a_deviation_names_what_the_format_allows(name, kind, hint):
+    with pytest.raises(ValueError, match=rf"--output={name}: .*; nothing was written: {hint}\.$"):
+        export._check(pathlib.Path(name), math.nan, export.TOLERANCES[kind])
 
 
 @needs_onnx

@@ -43,6 +43,16 @@ def test_files_have_the_permissions_of_the_umask(tmp_path, umask, write):
     assert permissions(found) == 0o666 & ~umask and list((tmp_path / "new").iterdir()) == [found]
 
 
+@pytest.mark.parametrize(
+    "tensor", [np.float32(4.6), np.array(7), np.arange(6.0).reshape(2, 3).T, np.ones((0, 2), bool)]
+)
+def test_tensors_of_any_shape_and_order_come_back(tmp_path, tensor):
+    safetensors_files.write(tmp_path / "file.safetensors", {"w": tensor})
+    found = safetensors_files.read(tmp_path / "file.safetensors")["w"]
+    assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
+    np.testing.assert_array_equal(found, tensor)
+
+
 @pytest.mark.parametrize("ending", [".txt", ".npz", ".png", ".safetensors", ""])
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, ending):
     path = tmp_path / f"file{ending}"
@@ -96,6 +106,13 @@ def test_the_other_files_of_a_directory_stay(tmp_path):
     with files.replacing_in_directory(tmp_path, ("a",)) as new:
         (new / "a").write_text("new")
     assert (tmp_path / "a").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "notes"]
+
+
+def test_the_current_directory_is_a_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with files.replacing_in_directory(".", ("a",)) as new:
+        (new / "a").write_text("new")
+    assert (tmp_path / "a").read_text() == "new" and os.listdir(tmp_path) == ["a"]
 
 
 def test_links_and_devices_stay_what_they_are(tmp_path):

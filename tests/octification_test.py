@@ -150,12 +150,15 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path):
 
 # ---- The command
 
+CLASSES = tuple("abcdefghij")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     found = tmp_path_factory.mktemp("octify")
     images = dict(mean=configs.get_base().data.mean, std=(0.25, 0.25, 0.25))
-    saved.save(found / "teacher", dense(num_classes=10, registers=2, layer_scale=0.1), TrainedOn(images=images))
+    data = TrainedOn(CLASSES, 7, images)
+    saved.save(found / "teacher", dense(num_classes=10, registers=2, layer_scale=0.1), data)
     return found
 
 
@@ -191,6 +194,9 @@ def test_every_stage_is_done_once_in_order(place, monkeypatch):
     model, teacher = saved.load(place / "octic" / "model"), saved.load(place / "teacher")
     assert (model.config.family, model.config.num_classes) == ("H8", 10)
     np.testing.assert_array_equal(model.head.weight, teacher.head.weight)
+    for name, classes in dict(teacher=(), start=(), model=CLASSES).items():
+        data = saved.trained_on(place / "octic" / name)
+        assert data.classes == classes and data.images["image_size"] == (32, 32) and data.images["std"] == (0.25,) * 3
 
     def never(*_, **__):
         raise AssertionError("done already")

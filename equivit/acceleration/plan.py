@@ -19,6 +19,7 @@ from equivit.intervals import Interval
 from equivit.layers.depthwise import BY_HEAD, FORMS, KINDS
 from equivit.models.model import ModelModule, check_input
 from equivit.models.vit.replaced import Replaced
+from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import build, loading, loop, sharding
 from equivit.training import config as configs
 
@@ -53,6 +54,7 @@ class Plan:
     half: bool = False  # also export and time float16 files
     realtime: bool = False  # time with real-time priority
     weights: str = ""  # a digest of the loaded weights (`staged.fingerprint`)
+    data: TrainedOn = UNKNOWN  # the training data of the model
 
     def __post_init__(self):
         constraints.check("--images", self.images, SEVERAL)
@@ -119,8 +121,8 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
     Raises:
       ValueError: a model that is not a ViT or has replaced blocks, a number out of range, an unknown or impossible
-        replacement, a config without stages, a missing library, an image size that the patch size does not divide, or a
-        stage that cannot be trained.
+        replacement, a config without stages, a missing library, an image size that the patch size does not divide, a
+        stage that cannot be trained; with fit_only, data whose class names differ from the model's.
       FileNotFoundError: the data are missing.
       PermissionError: the system does not allow real-time priority.
     """
@@ -130,11 +132,13 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     if hints and options.input is not None:
         raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
-    loaded = loading.load_model(options.weights or str(options.input), **hints)
+    place = options.weights or str(options.input)
+    loaded = loading.load_model(place, **hints)
     model = patches(loaded)
     names = ("heads", "kind", "form", "order", "images", "fit_only", "half", "realtime")
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
     given |= dict(start=options.start or fit.best_start(options.kind), weights=staged.fingerprint(loaded))
+    given |= dict(data=staged.trained_on(place, model))
     plan = Plan(model, file, mode, tuple(changes), options.blocks, options.workdir, **given)
     with profile.alone(realtime=plan.realtime):  # fails now rather than after training
         pass
@@ -150,7 +154,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     if not plan.fit_only:
         _check_training(plan)
     elif name is not None:
-        runner.prepare(model, first, name)
+        runner.prepare(model, first, name, classes=plan.data.classes)
     return plan
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,21 +50,22 @@ class Result(NamedTuple):
 def run(plan: Plan) -> Result:
     """Run all stages in order."""
     place, config = plan.workdir, plan.config("stage1")
-    before = staged.saved_model(place / "start", lambda: plan.model)
+    before, data = staged.saved_model(place / "start", lambda: plan.model, plan.data), plan.data
     if not plan.fit_only:
         before = staged.trained(config, place / "stage1", place / "start")
+        data = staged.trained_on(str(place / "stage1"), before)
     sigma = _sigma(plan, config, before)
     places = plan.chosen(sigma, config.seed)
     command.say(f"Replacing {shown(places)}.")
     fits = place / "fits.json"
-    fitted = staged.saved_model(place / "fitted", lambda: _fitted(plan, config, before, places), beside=fits)
+    fitted = staged.saved_model(place / "fitted", lambda: _fitted(plan, config, before, places), data, beside=fits)
     errors = {int(block): error for block, error in files.read_json(fits).items()}
     after = fitted
     if not plan.fit_only:
         after = staged.trained(plan.config("stage2", places), place / "stage2", place / "fitted")
     metric = _metric(plan, config, before, after)
     features = _features(plan, config, before, after) if metric is None else None
-    times, conditions = _timed(plan, config.data.image_size, before, after)
+    times, conditions = _timed(plan, config.data.image_size, data.classes, before, after)
     return Result(metric, features, times, plan.replaced(places), sigma.blocks.tolist(), errors, conditions)
 
 
@@ -122,7 +124,8 @@ def _metric(plan: Plan, config: ConfigDict, *models: ModelModule) -> tuple[str, 
     if not path.is_file():
         command.say(f"Evaluating {name}, before and after.")
         with jax.set_mesh(sharding.create_mesh(config.mesh)):
-            results = [runner.scalars(runner.evaluate(model, config, name)) for model in models]
+            found = [runner.evaluate(model, config, name, classes=plan.data.classes) for model in models]
+        results = list(map(runner.scalars, found))
         files.write_text(path, json.dumps(dict(before=results[0], after=results[1]), indent=1) + "\n")
     found = files.read_json(path, "before", "after")
     return figure, found["before"][figure], found["after"][figure]
@@ -142,7 +145,9 @@ def _features(plan: Plan, config: ConfigDict, before: ModelModule, after: ModelM
     return Nearness(*(np.array(stored[name]) for name in Nearness._fields))
 
 
-def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule) -> tuple[dict[str, Times], str]:
+def _timed(
+    plan: Plan, size: tuple[int, int], classes: Sequence[str], *models: ModelModule
+) -> tuple[dict[str, Times], str]:
     """The times of both exported models by precision, and the conditions of the timing."""
     paths: dict[str, list[pathlib.Path]] = {}
     for precision in ("float32", "float16")[: 1 + plan.half]:
@@ -151,7 +156,7 @@ def _timed(plan: Plan, size: tuple[int, int], *models: ModelModule) -> tuple[dic
         for path, model in zip(paths[precision], models, strict=True):
             if not path.is_file():
                 command.say(f"Exporting {path}.")
-                export.write(path, model, size, half=precision == "float16")
+                export.write(path, model, size, classes=classes, half=precision == "float16")
     found = _profiled(plan, [path for pair in paths.values() for path in pair])
     rows = iter(found["files"])
     times = {precision: Times(*_pairs([next(rows) for _ in pair])) for precision, pair in paths.items()}

@@ -13,12 +13,17 @@ from equivit import files
 WORST = 25  # mistakes to show
 
 
+def distinct(classes: tuple[str, ...]) -> list[str]:
+    """The names of the classes; a name that occurs twice gets its number."""
+    return [f"{name} ({k})" if classes.count(name) > 1 else name for k, name in enumerate(classes)]
+
+
 def scores(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Score the predicted classes, by scikit-learn.
 
     Args:
       labels, predicted: int [N].
-      names: distinct names of the classes.
+      names: distinct names of the classes (`distinct`).
 
     Returns:
       "accuracy": share of the examples; "f1": mean over the classes that occur.

@@ -92,7 +92,7 @@ def consistency(
     batches: Iterable[Batch],
     settings: Shifts,
     *,
-    size: Size,
+    size: Size | None,
     source: Size | None = None,
     mean: tuple[float, ...] = (0.0,),
 ) -> dict[str, float]:
@@ -102,7 +102,8 @@ def consistency(
       predict: uint8 images [B, H, W, C] to logits [B, classes].
       batches: with "image", "label" (as in `classification.accuracy`), "weight" [B] (0 for padding) and "index" [B],
         the position in the split.
-      size: the size of images for `predict`, the centre of the images in `batches`.
+      size: the size of images for `predict`, the centre of the images in `batches`; None: the size of the images in
+        each batch, without crops.
       source: the size of the images in `batches`; None: `size`.
       mean: per channel (or one for all), of pixel values in 0..1; rounded, it fills the border with "zeros".
 
@@ -114,11 +115,13 @@ def consistency(
 
     Raises ValueError as `check`, or if there are no examples or logits are not finite.
     """
-    check(settings, size, source)
+    if size is not None:
+        check(settings, size, source)
 
     def compare(batch):
-        logits = [predict(centre(size, batch["image"]))]
-        for pair in copies(batch, settings, size=size, mean=mean):
+        of = size or batch["image"].shape[1:3]
+        logits = [predict(centre(of, batch["image"]))]
+        for pair in copies(batch, settings, size=of, mean=mean):
             logits += [predict(pair.first), predict(pair.second)]
         return _compare(jnp.stack(logits), batch["label"])
 
@@ -237,7 +240,13 @@ def copies(batch: Batch, settings: Shifts, *, size: Size, mean: tuple[float, ...
 
 @functools.partial(jax.jit, static_argnums=0)
 def centre(size: Size, images: jax.Array) -> jax.Array:
-    """Crop the centre of images [B, H, W, C]; `size` must not exceed theirs."""
+    """Crop the centre of images [B, H, W, C]; ValueError if `size` exceeds theirs."""
+    height, width = images.shape[1:3]
+    if size[0] > height or size[1] > width:
+        raise ValueError(
+            f"shift: the centre of {_shown(size)} pixels must fit in the images, of {_shown((height, width))}; give a "
+            "smaller size, or larger images."
+        )
     top, left = (round((whole - part) / 2) for whole, part in zip(images.shape[1:3], size, strict=True))
     return images[:, top : top + size[0], left : left + size[1]]
 

@@ -61,15 +61,20 @@ class Opened(NamedTuple):
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError if the training split is also the test split, or if images are not read at one size."""
+    """As `check_splits`; also ValueError if images are not read at one size."""
+    check_splits(config)
+    if config.data.eval_crop == "whole":
+        raise ValueError("config.data.eval_crop='whole': features are read at one size; use 'centre' or 'squash'.")
+
+
+def check_splits(config: ConfigDict) -> None:
+    """ValueError if the training split is also the test split."""
     data = config.data
     if data.split == data.eval_split:
         raise ValueError(
             f"config.data.eval_split={data.eval_split!r} must not be data.split: test features are compared with "
             "training features; name two splits."
         )
-    if data.eval_crop == "whole":
-        raise ValueError("config.data.eval_crop='whole': features are read at one size; use 'centre' or 'squash'.")
 
 
 def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
@@ -80,6 +85,8 @@ def inputs(config: ConfigDict, size: Size) -> dict[str, Size]:
 
 # A protocol on frozen features: images at one size, upright and turned.
 protocol = functools.partial(Protocol, needs=frozenset({"features"}), check=check, inputs=inputs)
+# One that squashes its images (`squashed`), whatever `data.eval_crop` is.
+squashing = functools.partial(protocol, check=check_splits)
 
 
 def squashed(config: ConfigDict, interpolation: str) -> ConfigDict:

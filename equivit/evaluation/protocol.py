@@ -16,7 +16,7 @@ from equivit.constraints import Size
 from equivit.data import loader
 from equivit.data.loader import EvaluationPipeline
 from equivit.evaluation import label_maps, predictions
-from equivit.evaluation.predictions import Batch, Extract, Predict
+from equivit.evaluation.predictions import Batch, Predict
 from equivit.models.model import ModelModule, check_input
 
 NEEDS = {  # the possible requirements of a protocol, and the models that meet them
@@ -105,11 +105,6 @@ class Run:
     def predict(self) -> Predict:
         """Pixels to logits (`predictions.predictor`)."""
         return predictions.predictor(self.model, self.data.mean, self.data.std, self.precision)
-
-    @functools.cached_property
-    def extract(self) -> Extract:
-        """Pixels to features (`predictions.extractor`)."""
-        return predictions.extractor(self.model, self.data.mean, self.data.std, self.precision)
 
     def open(
         self,

@@ -94,8 +94,15 @@ def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Arr
       true, predicted: integers [N].
 
     Returns "accuracy"; "weighted_f1": the mean F1 of the true classes, weighted by their images; "balanced_accuracy":
-    their mean recall.  The last two leave out classes that are never true.  Raises ValueError if there are no images,
-    or the two differ in shape.
+    their mean recall.  The last two leave out classes that are never true.  Raises ValueError as `entries`.
+    """
+    return of_answers(answers(*entries(true, predicted)))
+
+
+def entries(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Array) -> tuple[np.ndarray, int]:
+    """The entry of each image in the flat matrix of counts, int [N], and its number of classes: those that occur.
+
+    Raises ValueError if there are no images, or `true` and `predicted` differ in shape.
     """
     true, predicted = np.asarray(true), np.asarray(predicted)
     if true.shape != predicted.shape or not true.size:
@@ -104,8 +111,12 @@ def classification(true: np.ndarray | jax.Array, predicted: np.ndarray | jax.Arr
             "each for at least one image."
         )
     numbers, places = np.unique(np.concatenate([true.ravel(), predicted.ravel()]), return_inverse=True)
-    cells = places[: true.size] * len(numbers) + places[true.size :]
-    return of_answers(np.bincount(cells, minlength=len(numbers) ** 2).reshape(len(numbers), -1))
+    return places[: true.size] * len(numbers) + places[true.size :], len(numbers)
+
+
+def answers(entries: np.ndarray, classes: int) -> np.ndarray:
+    """Count images by true and by predicted class, int [K, K], from the `entries` of some."""
+    return np.bincount(entries, minlength=classes**2).reshape(classes, classes)
 
 
 def of_answers(counts: np.ndarray) -> dict[str, float]:

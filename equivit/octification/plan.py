@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from equivit import command, errors
+from equivit import command, errors, staged
 from equivit.data import loader
 from equivit.evaluation import runner
 from equivit.layers.rngs import Keys
@@ -44,6 +44,7 @@ class Plan:
     orientations: bool  # whether the targets are averaged over the eight orientations
     images: int  # the largest number of images for fits and agreement
     suite: tuple[str, ...] | None  # protocols that measure every model
+    classes: tuple[str, ...]  # names of the classes of the loaded head; () if there is none, or they are unknown
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -90,9 +91,10 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     hints = {name: getattr(options, name) for name in HINTS if getattr(options, name) is not None}
     if hints and options.input is not None:
         raise ValueError(f"--{next(iter(hints))} is only for --weights; saved models already contain it.")
-    loaded = loading.load_model(options.weights or str(options.input), **hints)
+    place = options.weights or str(options.input)
+    loaded = loading.load_model(place, **hints)
     _check_model(loaded)
-    _check_pixels(options.weights or str(options.input), loaded, config)
+    _check_pixels(place, loaded, config)
     size = tuple(config.data.image_size)
     teacher, _ = reconfigure(loaded, num_classes=None, projection=None, image_size=size)
     octic = _octic(teacher.config, options.family, options.blocks)
@@ -102,8 +104,9 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     for each in opened:
         check_input(octic, "config.data.image_size", size, each.channels)
     suite = _suite(config, teacher, labelled=all("label" in each.shapes() for each in opened))
-    averaged = options.family != "H8"
-    return Plan(loaded, teacher, octic, options.config, changes, options.workdir, averaged, options.images, suite)
+    given: dict[str, Any] = dict(workdir=options.workdir, images=options.images, orientations=options.family != "H8")
+    given |= dict(suite=suite, classes=staged.trained_on(place, loaded).classes)
+    return Plan(loaded, teacher, octic, options.config, changes, **given)
 
 
 def _suite(config: ConfigDict, teacher: ViT, *, labelled: bool) -> tuple[str, ...] | None:

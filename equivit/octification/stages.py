@@ -9,6 +9,7 @@ import jax
 from ml_collections import ConfigDict
 
 from equivit import command, files, logical, staged
+from equivit.data.config import preparation
 from equivit.depthwise.training_images import TrainingImages
 from equivit.evaluation import runner
 from equivit.guarantees import examine, pictures
@@ -17,6 +18,7 @@ from equivit.models.reconfiguration import reconfigure
 from equivit.models.vit.model import ViT
 from equivit.octification import layers, measures, starts
 from equivit.octification.plan import Plan
+from equivit.trained_on import TrainedOn
 from equivit.training import sharding
 
 BATCH = 16  # images whose features are in memory at once
@@ -33,15 +35,16 @@ class Result(NamedTuple):
 
 def run(plan: Plan) -> Result:
     """Run all stages in order."""
-    place = plan.workdir
-    teacher = staged.saved_model(place / "teacher", lambda: plan.teacher)
-    config = plan.measured
+    place, config = plan.workdir, plan.measured
+    data = TrainedOn(images=preparation(config.data))
+    teacher = staged.saved_model(place / "teacher", lambda: plan.teacher, data)
     chosen = place / "starts.json"
-    start = staged.saved_model(place / "start", lambda: _start(plan, config, teacher), beside=chosen)
+    start = staged.saved_model(place / "start", lambda: _start(plan, config, teacher), data, beside=chosen)
     models = dict(teacher=teacher, start=start)
     models["stage1"] = staged.trained(plan.config("stage1"), place / "stage1", place / "start")
     models["stage2"] = staged.trained(plan.config("stage2"), place / "stage2", place / "stage1")
-    staged.saved_model(place / "model", lambda: with_head(models["stage2"], plan.loaded))
+    data = data._replace(classes=plan.classes)
+    staged.saved_model(place / "model", lambda: with_head(models["stage2"], plan.loaded), data)
     figures = {name: _measured(plan, config, name, teacher, model) for name, model in models.items()}
     compared = {name: models[name] for name in COMPARED}
     _drawn(plan, config, compared)

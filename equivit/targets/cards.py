@@ -116,7 +116,7 @@ def parse(text: str) -> Target:
         raise ValueError(f"target={text!r}: {name!r} is not one of {', '.join(CARDS)}{errors.nearest(name, CARDS)}.")
     number = int(count) if re.fullmatch(r"[0-9]{1,9}", count) else 0 if count or "x" in text else 1
     if not 1 <= number <= MOST or (number > HOST and number % HOST):
-        nearest = min(max(round(number / HOST), 1) * HOST, MOST) if number else HOST
+        nearest = min(max(round(number / HOST), 1) * HOST, MOST) if number else 1
         raise ValueError(
             f"target={text!r}: the number of cards must be 1 to {HOST}, or a multiple of {HOST} up to {MOST} (whole "
             f"hosts); the nearest is {name}x{nearest}."

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from equivit.evaluation import frozen, runner
+from equivit.evaluation import frozen, predictions, runner
 from equivit.training.config import get_base, validate
 from tests.evaluation.predictors import random_model
 from tests.models.adaptive import SWIN
@@ -86,4 +86,5 @@ def test_label_maps_of_an_octic_model_turn_with_the_image(tmp_path):
 @pytest.mark.slow
 def test_offsets_of_extracted_features_are_integers(tmp_path):
     run = runner.prepare(swin(), config_of(written(tmp_path, SIZE, 0), SIZE), ["patch_knn"])["patch_knn"]
-    assert run.extract(next(iter(run.batches()))["image"]).patches.offset.dtype == np.int32
+    extract = predictions.extractor(run.model, run.data.mean, run.data.std, run.precision)
+    assert extract(next(iter(run.batches()))["image"]).patches.offset.dtype == np.int32

@@ -13,8 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from PIL import Image
 
 from equivit import models
+from equivit.data import config as data_config
 from equivit.data.label_maps import Legend
-from equivit.evaluation import frozen, linear_probe, runner
+from equivit.evaluation import frozen, linear_probe, predictions, runner
 from equivit.evaluation.protocols import linear_probe as protocol
 from equivit.evaluation.protocols import patch_knn
 from equivit.evaluation.protocols.knn import Neighbours
@@ -98,7 +99,7 @@ def test_votes_are_those_of_the_class_tokens(results, config):
     top1 = (votes.argmax(-1) == test.labels).mean(1)
     assert results[0]["knn"]["each"] == pytest.approx({"20": top1[0], "5": top1[1]})
     batch = next(iter(run.batches()))
-    features = run.extract(batch["image"])
+    features = predictions.extractor(model, config.data.mean, config.data.std)(batch["image"])
     np.testing.assert_allclose(test.tokens[:32, 0], features.cls, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(test.average[:32], features.patches.values.mean((1, 2)), rtol=1e-4, atol=1e-5)
 
@@ -185,6 +186,7 @@ def test_a_probe_of_augmented_images_that_was_cut_off_goes_on(config, monkeypatc
     found = evaluate()["linear_probe"]
     as_classifier = runner.evaluate(saved.load(found["classifier"]), config, ["accuracy"])["accuracy"]
     assert as_classifier["top1"] == pytest.approx(found["top1"]) and found["head"].startswith("n2_avg1")
+    assert saved.trained_on(found["classifier"]).images == data_config.preparation(config.data)
 
 
 def test_what_a_probe_has_kept_is_whole_or_named(tmp_path):
@@ -225,6 +227,8 @@ SINGLE = {"data.source": "synthetic_maps", "data.channels": 1, "data.train_examp
         ("knn", {"evaluation.knn.ks": (20, 161)}, r"k=161 must be in 1\.\.160, the number of keys"),
         ("knn", {"data.eval_split": "train"}, "config.data.eval_split='train' must not be data.split"),
         ("knn", {"data.eval_crop": "whole"}, "features are read at one size; use 'centre' or 'squash'"),
+        ("linear_probe", {"data.eval_crop": "whole"}, "features are read at one size; use 'centre' or 'squash'"),
+        ("patch_linear", {"data.eval_split": "train"}, "config.data.eval_split='train' must not be data.split"),
         ("knn", {"data.image_size": (12, 14)}, "the width 14 is not divisible by the patch width 4"),
         (
             "linear_probe",
@@ -249,6 +253,15 @@ def test_mistakes_are_one_clear_line_before_anything_runs(name, change, message,
             config.update_from_flattened_dict({key: value})
     with pytest.raises(ValueError, match=message):
         runner.prepare(plain, config, [name])
+
+
+@pytest.mark.parametrize("name", ["hematology", "patch_knn", "patch_linear"])
+def test_images_that_are_squashed_may_be_whole_for_others(name, plain):
+    source = {} if name == "hematology" else dict(source="synthetic_maps", channels=1)
+    whole, centre = (changed(eval_crop=kind, **source) for kind in ("whole", "centre"))
+    section = runner.PROTOCOLS[name].data
+    assert section(whole) == section(centre)
+    runner.prepare(plain, whole, [name])
 
 
 def test_a_grid_that_does_not_divide_the_maps_is_told_before_anything_runs():

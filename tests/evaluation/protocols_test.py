@@ -39,9 +39,10 @@ def config():
 
 def measure(run):
     """The mean square of the class token's features."""
+    extract = predictions.extractor(run.model, run.data.mean, run.data.std, run.precision)
 
     def one(batch):
-        cls, weight = run.extract(batch["image"]).cls, batch["weight"]
+        cls, weight = extract(batch["image"]).cls, batch["weight"]
         finite = jnp.isfinite(cls).all(-1)
         return {"sum": (jnp.square(cls).mean(-1) * weight).sum(), "examples": weight.sum(), "finite": finite}
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import tempfile
 
 import jax
@@ -11,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from equivit import evaluate
-from equivit.evaluation import predictions, protocol, runner
+from equivit.evaluation import predictions, protocol, runner, summary
 from equivit.models import saved
 from equivit.trained_on import TrainedOn
 from equivit.training.config import get_base
@@ -140,6 +141,33 @@ def test_where_results_cannot_be_written_they_are_printed(files, capsys, monkeyp
     assert lines[1].startswith(f"{path} cannot be written: Read-only file system.  Results are only printed")
     assert lines[-2].startswith("accuracy  ") and lines[-1] == "Done: results are printed above only"
     assert not path.exists()
+
+
+def test_names_are_printed_as_they_are_on_a_terminal(monkeypatch, capsys):
+    """Brackets and colons are markup and emoji to rich."""
+    lines = [("IoU of sky [void]", "[bold]1[/bold]"), ("IoU of a[/b]", ":car:"), ("IoU of c\\", "2")]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    evaluate._print(lines, summary.text(lines))
+    printed = capsys.readouterr().out.splitlines()
+    assert [tuple(re.split(" {2,}", line)) for line in map(str.strip, printed) if line] == lines
+
+
+def test_an_error_in_storing_printing_or_drawing_loses_no_results(files, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise ValueError("broken")
+
+    path, found = files / "model" / "evaluation.json", {"accuracy": dict(top1=0.5, top5=1.0, examples=10)}
+    monkeypatch.setattr(runner, "evaluate", lambda *_, **__: found)
+    for place, name in ((summary, "write"), (evaluate, "_print"), (summary, "draw")):
+        path.unlink(missing_ok=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, broken)
+            assert run(files, "--suite=accuracy", "--figures") == 1
+        printed = capsys.readouterr()
+        assert "error: broken" in printed.err
+        assert ("50.0 %" in printed.out) == (name != "_print") and path.is_file() == (name != "write")
+    assert json.loads(path.read_text())["accuracy"] == found["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,26 @@ def test_official_files_are_taken_where_they_are(official):
     assert lines[1].split()[-16:] == [f"{100 - 5 * k:.1f}" for k in range(15)] + ["65.0"]
 
 
+@pytest.mark.parametrize(
+    ("severities", "without", "message"),
+    [
+        ((5,), "fog", r"has official files of corruptions, but lacks fog/5; add these folders\.$"),
+        ((5, 3), None, r"lacks gaussian_noise/3, .*; add these folders, or set config.evaluation.severities=\(5,\)\.$"),
+        ((3,), "fog", r"but lacks gaussian_noise/3, .*; add these folders\.$"),
+    ],
+)
+def test_a_part_of_the_official_files_is_refused_before_anything_runs(tmp_path, severities, without, message):
+    for name in set(corruptions.NAMES) - {without}:
+        (tmp_path / "imagenet-c" / name / "5").mkdir(parents=True)
+    config = config_of(f"folder:{tmp_path}", eval_split="imagenet-c")
+    config.evaluation.severities = severities
+    for suite in ("corruptions", "corruptions_sar"):
+        with pytest.raises(ValueError, match=message):
+            runner.check(suite, config)
+    (tmp_path / "imagenet-c").rename(tmp_path / "other")
+    runner.check("corruptions", config)
+
+
 def test_images_are_cropped_as_imagenet_c_before_they_are_corrupted():
     """256 pixels bilinearly, 224 of them; the run's own crop is for clean images."""
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))

@@ -1,13 +1,16 @@
 """Consistency under shifts: predictors whose classes are known for every shift, offsets, and what cannot be."""
 
 import functools
+import itertools
 import json
 import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from equivit.evaluation import consistency, predictions, runner, summary
 from equivit.evaluation.consistency import FRACTIONS, Shifts
@@ -85,6 +88,25 @@ def test_an_invariant_predictor_is_always_consistent():
     assert all(value == 0 for name, value in found.items() if name.endswith(("_error", "_changed")))
     assert all(value == found["top1"] for name, value in found.items() if name.endswith("_top1"))
     assert measure(brightness, **ALL)["zeros_full"] < 1  # and others do not
+
+
+def test_whole_images_are_shifted_at_their_own_size():
+    """Images of two sizes together are the mean of each alone."""
+    settings, parts = Shifts(kinds=("circular", "zeros"), ranges=("half", 2), pairs=3), (IMAGES, IMAGES[:, :4])
+
+    def of(size, *parts):
+        stream = itertools.chain(*(batches(images, LABELS) for images in parts))
+        return consistency.consistency(corner, stream, settings, size=size)
+
+    together, alone = of(None, *parts), [of(images.shape[1:3], images) for images in parts]
+    for name in ("top1", *settings.names, *(f"{name}_top1" for name in settings.names)):
+        assert together[name] == pytest.approx(np.mean([found[name] for found in alone])), name
+    assert len({found["circular_half"] for found in alone}) == 2
+
+
+def test_a_centre_larger_than_the_images_is_refused():
+    with pytest.raises(ValueError, match="the centre of 4x10 pixels must fit in the images, of 7x9; give a smaller"):
+        measure(corner, size=(4, 10))
 
 
 def test_zeros_are_the_mean_colour():
@@ -205,6 +227,8 @@ def changed(data=(), **shift):
         ),
         ({"ranges": (0,)}, {}, "config.evaluation.shift.ranges=0 is not one of .* or a positive whole number"),
         ({"kinds": ("circle",)}, {}, "config.evaluation.shift.kinds='circle' is not one of circular, zeros, crop"),
+        ({"kinds": ("crop",)}, {"eval_crop": "squash"}, "data.eval_crop='squash' cuts nothing; set it to 'centre', or"),
+        ({"kinds": ("crop",)}, {"eval_crop": "whole"}, "data.eval_crop='whole' cuts nothing; set it to 'centre', or"),
     ],
 )
 def test_what_cannot_be_is_one_line(shift, data, message):
@@ -227,6 +251,22 @@ def test_of_an_adaptive_model_every_prediction_stays(adaptive):
     assert 0 < found["top1"] < 1
     shares = [found[f"circular_{name}"] for name in ("quarter", "full")]
     assert shares == [1.0, 1.0] if adaptive else max(shares) < 0.9
+
+
+def test_a_suite_of_whole_images_sees_each_at_its_size():
+    """Here 12x12; `data.image_size` is lower and wider."""
+    seen = set()
+
+    class Watching(nnx.Module):
+        def __call__(self, images):
+            seen.add(images.shape[1:3])
+            return jnp.broadcast_to(jnp.arange(10.0), (len(images), 10))
+
+    config = changed(data=dict(eval_crop="whole", multiple=12, image_size=(10, 20)), ranges=("full",))
+    assert runner.evaluate(Watching(), config, "shift")["shift"]["examples"] == 10 and seen == {(12, 12)}
+    config.evaluation.shift.ranges = (13,)
+    with pytest.raises(ValueError, match="offsets of up to 13 pixels do not fit in images of 12x12"):
+        runner.prepare(Watching(), config, "shift")
 
 
 def test_a_model_of_series_is_refused():

@@ -27,7 +27,7 @@ def run(run: Run) -> dict[str, Any]:
         return dict(label=batch["label"], index=batch["index"], predicted=best, share=shares.max(-1), finite=finite)
 
     found = by_example(measure, run.batches(pipeline))
-    labels, predicted, names = found["label"], found["predicted"], distinct(pipeline.classes)
+    labels, predicted, names = found["label"], found["predicted"], confusion.distinct(pipeline.classes)
     worst = [
         {
             "image": pipeline.source.where(index := int(found["index"][k])),
@@ -39,11 +39,6 @@ def run(run: Run) -> dict[str, Any]:
         for k in confusion.mistakes(labels, predicted, found["share"]).tolist()
     ]
     return confusion.scores(labels, predicted, names) | {"mistakes": worst}
-
-
-def distinct(classes: tuple[str, ...]) -> list[str]:
-    """The names of the classes; a name that occurs twice gets its number."""
-    return [f"{name} ({k})" if classes.count(name) > 1 else name for k, name in enumerate(classes)]
 
 
 def opens(run: Run) -> None:

@@ -1,12 +1,14 @@
 """Accuracy on ImageNet-C's 15 corruptions, at --config.evaluation.severities."""
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from equivit import errors
 from equivit.data import directories
-from equivit.data.corruptions import NAMES
+from equivit.data.corruptions import NAMES, SEVERITIES
 from equivit.evaluation.protocol import Line, Protocol, Run
 from equivit.evaluation.protocols import accuracy
 
@@ -15,6 +17,23 @@ HEADINGS = (
     "Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit.", "Contr.",
     "Elastic", "Pixel", "JPEG", "Avg.",
 )  # fmt: skip
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError if the official files exist, but lack a corruption at a severity of `config.evaluation`."""
+    folder, severities = _official(config.data), config.evaluation.severities
+    if folder is None:
+        return
+    lacking = {severity: _lacking(folder, severity) for severity in SEVERITIES}
+    if all(len(names) == len(NAMES) for names in lacking.values()):  # no official files
+        return
+    if missing := [name for severity in severities for name in lacking[severity]]:
+        complete = tuple(severity for severity, names in lacking.items() if not names)
+        fix = f", or set config.evaluation.severities={complete}" if complete else ""
+        raise ValueError(
+            f"config.data.eval_split={config.data.eval_split!r}: {folder} has official files of corruptions, but lacks "
+            f"{errors.listed(missing)}; add these folders{fix}."
+        )
 
 
 def first(config: ConfigDict) -> ConfigDict:
@@ -49,14 +68,26 @@ def section(config: ConfigDict, name: str, severity: int) -> ConfigDict:
     256 pixels.
     """
     data = config.data.copy_and_resolve_references().unlock()
-    kind, _, directory = data.source.partition(":")
-    split = f"{data.eval_split}/{name}/{severity}"
-    if kind == "folder" and (directories.expanded(directory) / split).is_dir():
-        data.update(eval_split=split, crop_ratio=1.0, corruption=None)
+    if (folder := _official(data)) is not None and _has(folder, name, severity):
+        data.update(eval_split=f"{data.eval_split}/{name}/{severity}", crop_ratio=1.0, corruption=None)
     else:
         data.update(crop_ratio=config.evaluation.corruption_crop_ratio, interpolation="bilinear")
         data.update(corruption=name, severity=severity)
     return data
+
+
+def _official(data: ConfigDict) -> pathlib.Path | None:
+    """The folder of the split, where official files would be; None for a source without folders."""
+    kind, _, directory = data.source.partition(":")
+    return directories.expanded(directory) / data.eval_split if kind == "folder" else None
+
+
+def _has(folder: pathlib.Path, name: str, severity: int) -> bool:
+    return (folder / name / str(severity)).is_dir()
+
+
+def _lacking(folder: pathlib.Path, severity: int) -> list[str]:
+    return [f"{name}/{severity}" for name in NAMES if not _has(folder, name, severity)]
 
 
 def lines(result: dict[str, Any]) -> list[Line]:
@@ -82,6 +113,7 @@ PROTOCOL = Protocol(
     needs=accuracy.PROTOCOL.needs,
     run=lambda run: each(run, accuracy.run),
     lines=lines,
+    check=check,
     data=first,
     curve="mean_top1",
 )

@@ -62,11 +62,10 @@ def scored(true: Array, predicted: Array) -> dict[str, Any]:
     None if no class is left; "intervals": [low, high] by name, the middle 95 % of 1000 resamplings of the images.
     Classes missing from a resampling are left out of it.
     """
-    classes, places = np.unique(np.concatenate([true, predicted]), return_inverse=True)
-    cells = places[: len(true)] * len(classes) + places[len(true) :]
-    common = np.bincount(places[: len(true)], minlength=len(classes)) >= FEW
-    found, rng = _scores(cells, common), np.random.default_rng(0)
-    draws = [_scores(cells[rng.integers(len(cells), size=len(cells))], common) for _ in range(RESAMPLES)]
+    entries, classes = scores.entries(true, predicted)
+    common = scores.answers(entries, classes).sum(1) >= FEW
+    found, rng = _scores(entries, common), np.random.default_rng(0)
+    draws = [_scores(entries[rng.integers(len(entries), size=len(entries))], common) for _ in range(RESAMPLES)]
     edges = 50 * (1 - COVERED), 50 * (1 + COVERED)
     intervals = {
         name: np.nanpercentile(np.array([draw[name] for draw in draws], float), edges).tolist()
@@ -76,9 +75,9 @@ def scored(true: Array, predicted: Array) -> dict[str, Any]:
     return found | {"intervals": intervals}
 
 
-def _scores(cells: np.ndarray, common: np.ndarray) -> dict[str, float | None]:
-    """Scores of images, from true class * classes + predicted class of each, and whether a class is common."""
-    counts = np.bincount(cells, minlength=len(common) ** 2).reshape(len(common), -1)
+def _scores(entries: np.ndarray, common: np.ndarray) -> dict[str, float | None]:
+    """Scores of images, from the entry of each (`scores.entries`), and whether a class is common."""
+    counts = scores.answers(entries, len(common))
     common_counts = np.where(common[:, None], counts, 0)
     balanced = scores.of_answers(common_counts)["balanced_accuracy"] if common_counts.any() else None
     return scores.of_answers(counts) | {"balanced_accuracy_common": balanced}
@@ -124,4 +123,4 @@ def _with_interval(result: dict[str, Any], score: str, title: str) -> str:
 
 
 opens = functools.partial(frozen.opens, least=max(NEIGHBOURS.values()))
-PROTOCOL = frozen.protocol(run=run, lines=lines, data=data, opens=opens, curve="balanced_accuracy")
+PROTOCOL = frozen.squashing(run=run, lines=lines, data=data, opens=opens, curve="balanced_accuracy")

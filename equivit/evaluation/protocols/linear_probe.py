@@ -73,8 +73,9 @@ def run(run: Run) -> dict[str, Any]:
     on_test, labels = _right(probe, test["e"]), test["e"].labels
     head, best = int(held_out.argmax()), int(on_test.argmax())  # the first on ties
     predicted = {g: _predicted(probe, found)[head] for g, found in test.items()}
+    data = TrainedOn(pipeline.classes, len(rows), data_config.preparation(run.data))
     return {
-        "classifier": _saved(run, probe, head, TrainedOn(pipeline.classes, len(rows))),
+        "classifier": _saved(run, probe, head, data),
         "head": heads.names[head],
         "top1": float(on_test[head]),
         "held_out": float(held_out[head]),

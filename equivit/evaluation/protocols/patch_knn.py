@@ -83,4 +83,4 @@ def lines(result: dict[str, Any], by: str = "nearest patches") -> list[Line]:
     ]
 
 
-PROTOCOL = frozen.protocol(run=measure, lines=lines, data=data, opens=opens, curve="miou")
+PROTOCOL = frozen.squashing(run=measure, lines=lines, data=data, opens=opens, curve="miou")

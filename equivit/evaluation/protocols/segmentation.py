@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from equivit.constraints import Size
-from equivit.evaluation import label_maps, scores
+from equivit.evaluation import confusion, label_maps, scores
 from equivit.evaluation.predictions import measured
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 
@@ -46,10 +46,9 @@ def run(run: Run) -> dict[str, Any]:
 
 
 def by_name(found: dict[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Key "iou" of the scores by class name; duplicate names get the class number appended."""
-    names = [f"{name} ({k})" if classes.count(name) > 1 else name for k, name in enumerate(classes)]
+    """Key "iou" of the scores by class name (`confusion.distinct`)."""
     values = [None if np.isnan(iou) else float(iou) for iou in found["iou"]]
-    return found | {"iou": dict(zip(names, values, strict=True))}
+    return found | {"iou": dict(zip(confusion.distinct(classes), values, strict=True))}
 
 
 def lines(result: dict[str, Any]) -> list[Line]:

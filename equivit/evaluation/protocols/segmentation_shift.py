@@ -25,19 +25,9 @@ from equivit.symmetry import shifts
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError for offsets or windows that do not fit in the images of `config.data`.
-
-    The offsets of whole images are checked when the images are read.
-    """
-    shift.checked(config) if config.data.eval_crop == "whole" else shift.check(config)
+    """As `shift.check`; also ValueError for windows that do not fit in the images of `config.data`."""
+    shift.check(config)
     label_maps.settings(config)
-
-
-def opens(run: Run) -> None:
-    """Open the split; ValueError if offsets do not fit in its first image."""
-    pipeline = run.open()
-    if run.whole:
-        consistency.check(shift.checked(run.config), pipeline.shapes()["image"].shape[1:3])
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -49,7 +39,7 @@ def run(run: Run) -> dict[str, Any]:
     Raises ValueError if there are no examples, no two copies have a pixel in common, or logits are not finite.
     """
     settings, views = Shifts(**run.config.evaluation.shift.to_dict()), label_maps.settings(run.config)
-    crop_size, source = None if run.whole else tuple(run.data.image_size), shift.source(run.data, settings)
+    crop_size, source = shift.size(run), shift.source(run.data, settings)
 
     def compare(batch):
         counts, finite = [], True
@@ -101,5 +91,5 @@ def lines(result: dict[str, Any]) -> list[Line]:
 
 
 PROTOCOL = Protocol(
-    needs=frozenset({"maps"}), run=run, lines=lines, check=check, opens=opens, inputs=segmentation.inputs
+    needs=frozenset({"maps"}), run=run, lines=lines, check=check, opens=shift.opens, inputs=segmentation.inputs
 )

@@ -16,20 +16,25 @@ WORDS = {"circular": "circular shifts", "zeros": "shifts with zeros", "crop": "o
 
 
 def check(config: ConfigDict) -> None:
-    """ValueError for offsets that do not fit in the images of `config.data`."""
-    settings = checked(config)
-    consistency.check(settings, tuple(config.data.image_size), source(config.data, settings))
+    """ValueError for crops without data.eval_crop='centre', or offsets that do not fit in the images of `config.data`.
 
-
-def checked(config: ConfigDict) -> Shifts:
-    """The settings of `config.evaluation.shift`; ValueError for crops with data.eval_crop='whole'."""
-    settings = Shifts(**config.evaluation.shift.to_dict())
-    if "crop" in settings.kinds and config.data.eval_crop == "whole":
+    `opens` checks the offsets of whole images.
+    """
+    settings, kind = Shifts(**config.evaluation.shift.to_dict()), config.data.eval_crop
+    if "crop" in settings.kinds and kind != "centre":
         raise ValueError(
-            "config.evaluation.shift.kinds: 'crop' cuts images out of larger ones, and data.eval_crop='whole' cuts "
+            f"config.evaluation.shift.kinds: 'crop' cuts images out of larger ones, and data.eval_crop={kind!r} cuts "
             "nothing; set it to 'centre', or use 'zeros'."
         )
-    return settings
+    if kind != "whole":
+        consistency.check(settings, tuple(config.data.image_size), source(config.data, settings))
+
+
+def opens(run: Run) -> None:
+    """Open the split; ValueError if offsets do not fit in its first image, with data.eval_crop='whole'."""
+    pipeline = run.open()
+    if run.whole:
+        consistency.check(Shifts(**run.config.evaluation.shift.to_dict()), pipeline.shapes()["image"].shape[1:3])
 
 
 def run(run: Run) -> dict[str, Any]:
@@ -42,7 +47,7 @@ def run(run: Run) -> dict[str, Any]:
         run.predict,
         batches(run, settings),
         settings,
-        size=tuple(run.data.image_size),
+        size=size(run),
         source=source(run.data, settings),
         mean=tuple(run.data.mean),
     )
@@ -84,10 +89,15 @@ def batches(run: Run, settings: Shifts) -> Iterable[Batch]:
     return run.batches(run.open(data=data))
 
 
+def size(run: Run) -> Size | None:
+    """The size of the images for the model; None for whole images, which differ in size."""
+    return None if run.whole else tuple(run.data.image_size)
+
+
 def source(data: ConfigDict, settings: Shifts) -> Size | None:
     """The size of the images to read if crops are cut out of them, else None."""
     height, width = data.image_size
     return crops.enlarged(height, width, data.crop_ratio) if "crop" in settings.kinds else None
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, check=check)
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, check=check, opens=opens)
