@@ -19,13 +19,17 @@ def parser(description: str, script: str) -> argparse.ArgumentParser:
     return flags
 
 
-def timing_parser(description: str, script: str, *, runs: int = 100, warmup: int = 10, minutes: float = 7):
-    """`parser` with flags for timing; the defaults follow octic ViTs, Appendix D.4."""
+def timing_parser(description: str, script: str, *, runs: int = 100, warmup: int = 10, minutes: float | None = 7):
+    """`parser` with flags for timing; the defaults follow octic ViTs, Appendix D.4.
+
+    `minutes` is None for a script that times all its variants in turn, and so has no `timing.Budget`.
+    """
     flags = parser(description, script)
     flags.add_argument("--runs", type=at_least(1), default=runs, help="timed rounds (%(default)s)")
     flags.add_argument("--warmup", type=at_least(0), default=warmup, help="rounds before them (%(default)s)")
-    note = "start nothing that would not finish within this time (%(default)s)"
-    flags.add_argument("--minutes", type=at_least(0, float), default=minutes, help=note)
+    if minutes is not None:
+        note = "start nothing that would not finish within this time (%(default)s)"
+        flags.add_argument("--minutes", type=at_least(0, float), default=minutes, help=note)
     return flags
 
 

@@ -52,8 +52,8 @@ def chosen(name: str, implementation: str) -> str:
 
 
 def lacks(asked: str, chosen: str, kernels: dict[str, Callable | None]) -> bool:
-    """Whether `using` asks for a kernel that does not exist; the operation then uses the reference."""
-    return asked == "auto" != chosen and kernels.get(chosen) is None
+    """Whether `using` asks for a kernel that does not exist, or not for this GPU: the operation uses the reference."""
+    return asked == "auto" != chosen and (kernels.get(chosen) is None or chosen == "gpu" and not hopper())
 
 
 def by_implementation(tpu: Callable | None, gpu: Callable | None = None) -> dict[str, Callable | None]:
@@ -158,6 +158,11 @@ def _machine_has_no_other() -> bool:
     return device.platform != "gpu" or getattr(device, "compute_capability", None) == "9.0"
 
 
+def sized(x: jax.Array) -> bool:
+    """Whether a kernel can run on an array: it is not empty, and no size is symbolic, as in `jax.export`."""
+    return all(isinstance(n, int) and n > 0 for n in x.shape)
+
+
 def no_kernel(name: str, implementation: str, arrays: Any, also: str = "") -> ValueError:
     """The error for an implementation without a kernel for these arrays, or trees of arrays; `also` adds details."""
     shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(arrays))
@@ -178,7 +183,7 @@ def on_rows(kernel: Callable, fields: int) -> Callable:
 def _on_shards(kernel, *, plain, fields, weights):
     """The kernel on each device's shard of the batch; `plain` if the ambient mesh does not divide the batch evenly."""
     mesh, batch = jax.sharding.get_abstract_mesh(), fields[0].shape[1:-2]
-    if fields[0].size == 0:
+    if not sized(fields[0]):
         return plain
     # Inside a shard_map with check_vma=True: kernels do not declare the axes over which their results vary.
     if any(jax.typeof(a).manual_axis_type.varying for a in fields):

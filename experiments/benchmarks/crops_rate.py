@@ -31,7 +31,7 @@ CASES = {"crops and colours": False, "crops": True}  # data.augment.device
 
 
 def main(arguments=None) -> int:
-    options = flags.timing_parser(__doc__, __file__, runs=20, warmup=2)
+    options = flags.timing_parser(__doc__, __file__, runs=20, warmup=2, minutes=None)
     options.add_argument("--images", type=int, default=16, help="images in a batch (%(default)s)")
     options = options.parse_args(arguments)
     variants = {}

@@ -24,7 +24,7 @@ from experiments.studies import segmentation_camvid
 
 
 def main(arguments=None) -> int:
-    parser = flags.timing_parser(__doc__, __file__, runs=7, warmup=1, minutes=10)
+    parser = flags.timing_parser(__doc__, __file__, runs=7, warmup=1, minutes=None)
     parser.add_argument("--source", required=True, help="label maps, such as npz:<file>")
     parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     options = parser.parse_args(arguments)

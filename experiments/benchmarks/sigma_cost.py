@@ -24,7 +24,7 @@ COLUMNS |= dict(buffers_mb="buffers, MB", temporary_mb="temporary, MB")
 
 
 def main(arguments=None) -> int:
-    parser = flags.timing_parser(__doc__, __file__, runs=10, warmup=2)
+    parser = flags.timing_parser(__doc__, __file__, runs=10, warmup=2, minutes=None)
     parser.add_argument("--batch", type=int, default=8, help="images of a batch (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a tiny model, to try the script")
     options = parser.parse_args(arguments)

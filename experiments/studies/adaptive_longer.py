@@ -46,7 +46,7 @@ TEXTS = dict(rate="rate", loss="training loss", late="late")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = several_seeds.parser(__doc__, __file__)
+    parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--model", choices=MODELS, default="swin", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=2500, help="(%(default)s)")
     parser.add_argument("--rates", default=[1e-3, 3e-3], type=flags.each_at_least(0, float), help="(1e-3,3e-3)")

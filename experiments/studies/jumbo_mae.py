@@ -39,7 +39,7 @@ ROUNDS = dict(warmup=3, runs=25)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = several_seeds.parser(__doc__, __file__)
+    parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--steps", type=int, default=700, help="of Jumbo (%(default)s)")
     parser.add_argument("--rates", default=[1.7e-4, 5e-4, 1.5e-3, 4.5e-3], type=flags.each_at_least(0, float))
     options = parser.parse_args(arguments)

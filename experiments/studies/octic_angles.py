@@ -44,7 +44,7 @@ REPEATED = 1e-3  # an image whose best two logits differ by rounding may change 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = several_seeds.parser(__doc__, __file__)
+    parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--arms", default=list(ARMS), type=flags.one_of(ARMS), help="(all)")
     parser.add_argument("--steps", type=int, help="training steps (as in octic_equal_compute)")
     options = several_seeds.parse(parser, arguments, ENTRIES)

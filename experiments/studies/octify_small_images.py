@@ -46,7 +46,7 @@ IMAGES += ("train_examples", "eval_examples", "augment.crop", "augment.flip")
 
 
 def main(arguments=None) -> int:
-    parser = several_seeds.parser(__doc__, __file__)
+    parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--steps", type=int, default=1800, help="of the teacher (%(default)s)")
     parser.add_argument("--scratch", default=list(SCRATCH), type=flags.one_of(SCRATCH), help="steps from scratch")
     parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))

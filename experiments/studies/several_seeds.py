@@ -31,11 +31,15 @@ CIFAR10 = ["data.train_examples=10000", "data.eval_examples=2000"]
 Rows = Mapping[str, Mapping[str, Any]]  # values of each figure by the name of the variant
 
 
-def parser(description: str, script: str) -> argparse.ArgumentParser:
-    """`flags.parser` with the flags of such a training; runs lie in runs/<script>."""
+def parser(description: str, script: str, *, epochs: bool = True) -> argparse.ArgumentParser:
+    """`flags.parser` with the flags of such a training; runs lie in runs/<script>.
+
+    `epochs` is False for a script whose trainings have a number of steps.
+    """
     options = flags.parser(description, script)
     options.add_argument("--source", help="in place of the config's, such as npz:<file>")
-    options.add_argument("--epochs", type=int, help="in place of the config's")
+    if epochs:
+        options.add_argument("--epochs", type=int, help="in place of the config's")
     options.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     options.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0), help="with commas between (0,1,2)")
     options.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs") / pathlib.Path(script).stem)

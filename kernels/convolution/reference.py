@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 Pair = tuple[int, int]
 
@@ -18,10 +19,24 @@ def convolve(
     return by_library(x, kernel, stride, pads, groups)
 
 
-def by_library(x: jax.Array, kernel: jax.Array, stride: Pair, pads: tuple[Pair, Pair], groups: int) -> jax.Array:
-    """XLA's convolution, padded with zeros."""
-    numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, stride, pads, dimension_numbers=numbers, feature_group_count=groups)
+def by_library(
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: Pair,
+    pads: tuple[Pair, Pair],
+    groups: int,
+    sums: DTypeLike | None = None,
+) -> jax.Array:
+    """XLA's convolution, padded with zeros.  Sums, and so the result, have the dtype `sums`, or else the kernel's."""
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        stride,
+        pads,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+        preferred_element_type=sums,
+    )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -39,7 +39,7 @@ WIDTH = 32  # channels of each line in a tile if 8 divides c
 
 def heads_of_tile(c: int) -> int:
     """Heads of c channels per component in a tile; 0 if the kernel does not support them."""
-    if c % GROUP == 2:
+    if c % GROUP == 2 and c > GROUP:  # registers hold whole groups of a component
         return 4
     return WIDTH // c if c % GROUP == 0 and c and WIDTH % c == 0 else 0
 

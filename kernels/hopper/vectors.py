@@ -27,11 +27,11 @@ def packed(*groups: jax.Array) -> tuple[Vectors, ...]:
     parts, firsts, length = [], [], 0
     for group in groups:
         gap = -length % group.shape[1]
-        parts += [jnp.zeros(gap), group.ravel().astype(jnp.float32)]
+        parts += [jnp.zeros(gap, jnp.float32), group.ravel().astype(jnp.float32)]
         firsts.append((length + gap) // group.shape[1])
         length += gap + group.size
     widths = [group.shape[1] for group in groups]
-    array = jnp.concatenate([*parts, jnp.zeros(-length % math.lcm(*widths))])
+    array = jnp.concatenate([*parts, jnp.zeros(-length % math.lcm(*widths), jnp.float32)])
     return tuple(Vectors(array.reshape(-1, width), first) for width, first in zip(widths, firsts, strict=True))
 
 

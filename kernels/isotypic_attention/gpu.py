@@ -6,12 +6,13 @@ head from the first kernel.
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from equivit.kernels import mesh
+from equivit.kernels import dispatch, mesh
 from equivit.kernels.attention import attend
 from equivit.kernels.hopper import apart
 from equivit.kernels.hopper import heads as heads_kernel
@@ -20,12 +21,12 @@ from equivit.kernels.isotypic_linear import Field, Linear, linear
 
 
 def supported(field: Field, qkv: Linear, proj: Linear, heads: int) -> bool:
-    """Whether there are kernels for this dtype, width and number of heads.  XLA cannot split them over devices."""
+    """Whether there are kernels for these sizes, dtypes and heads.  XLA cannot split them over devices."""
     weights, bias = qkv
     width, dtype = field[0].shape[-1], weights[0].dtype
     octic = len(field) == 2 and None not in (bias, proj[1])
     same = all(a.dtype == dtype for a in (*field, *weights, *proj[0]))
-    single = octic and same and not mesh.splits()
+    single = octic and same and dispatch.sized(field[0]) and not mesh.splits()
     return single and all(heads_kernel.supported(width, heads, dtype, parts) for parts in (1, 3))
 
 
@@ -35,10 +36,20 @@ def attention(field: Field, qkv: Linear, proj: Linear, heads: int) -> Field:
     weights, bias = qkv
     rows = tuple(a.reshape(len(a), -1, a.shape[-1]) for a in field)
     vectors: Any = _heads(heads, *rows, *weights, bias)
-    q, k, v = (a.reshape(*batch, *a.shape[1:]).swapaxes(-2, -3) for a in vectors)
+    q, k, v = (a.reshape(*batch, heads, -1).swapaxes(-2, -3) for a in vectors)
     y = attend(q, k, v).swapaxes(-2, -3)
-    field = _projected(y.reshape(-1, *y.shape[-2:]), *proj)
+    field = _projected(heads, y.reshape(1, vectors[0].shape[1], -1), *proj)
     return tuple(a.reshape(len(a), *batch, a.shape[-1]) for a in field)
+
+
+def _run(kernel: Callable, fields: Sequence[jax.Array], weights: Sequence[jax.Array] = ()) -> Any:
+    """A kernel on arrays [k, M, c].  Under `jax.vmap` it sees all their rows, or runs for one set of weights at a time.
+
+    There is no plain form, as no other operation has the order of channels in a head's vector.
+    """
+    on_rows = dispatch.on_rows(kernel, len(fields))
+    looped = jax.custom_batching.sequential_vmap(on_rows)
+    return dispatch.run("isotypic_attention", "gpu", looped, {"gpu": on_rows}, tuple(fields), tuple(weights))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -46,42 +57,55 @@ def _heads(heads, *arrays):
     return _multiplied(heads, *arrays)
 
 
-def _multiplied(heads, lines, planes, w_lines, w_planes, bias):
-    (of_bias,) = packed(heads_kernel.of_bias(bias, lines.shape[-1] // heads))
-    return heads_kernel.forward(lines, planes, w_lines, w_planes, of_bias, heads=heads)
+def _multiplied(heads, lines, planes, *weights):
+    """P times [1, M, H 8c], head vectors side by side."""
+
+    def kernel(lines, planes, w_lines, w_planes, bias):
+        (of_bias,) = packed(heads_kernel.of_bias(bias, lines.shape[-1] // heads))
+        vectors = heads_kernel.forward(lines, planes, w_lines, w_planes, of_bias, heads=heads)
+        return tuple(a.reshape(1, len(a), -1) for a in vectors)
+
+    return _run(kernel, (lines, planes), weights)
+
+
+def _by_irrep(heads, *vectors):
+    """The field of arrays from `_multiplied`, by `hopper.apart`."""
+    return _run(lambda *arrays: apart.forward(*(a.reshape(a.shape[1], heads, -1) for a in arrays)), vectors)
 
 
 def _heads_gradient(heads, arrays, gradients):
     lines, planes, w_lines, w_planes, bias = arrays
-    c = gradients[0].shape[-1] // 8
+    c = lines.shape[-1] // heads
     weights = apart.arranged((w_lines, w_planes), c)
     pull = jax.vjp(lambda x, w, b: linear(x, (w, b)), (lines, planes), weights, bias)[1]
-    field, weights, of_bias = pull(apart.forward(*gradients))
+    field, weights, of_bias = pull(_by_irrep(heads, *gradients))
     return *field, *apart.natural(weights, c), apart.natural((of_bias,), c)[0]
 
 
 _heads.defvjp(lambda heads, *arrays: (_multiplied(heads, *arrays), arrays), _heads_gradient)
 
 
-@jax.custom_vjp
-def _projected(y, weights, bias):
-    """The map after attention, of head vectors [M, H, 8c]."""
-    return _with_residuals(y, weights, bias)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _projected(heads, y, weights, bias):
+    """The map after attention, of head vectors [1, M, H 8c]."""
+    return _with_residuals(heads, y, weights, bias)[0]
 
 
-def _with_residuals(y, weights, bias):
-    field = apart.forward(y)
-    return linear(field, (apart.arranged(weights, y.shape[-1] // 8, axis=-2), bias)), (field, weights, bias, y)
+def _with_residuals(heads, y, weights, bias):
+    field = _by_irrep(heads, y)
+    return linear(field, (apart.arranged(weights, _channels(heads, weights), axis=-2), bias)), (field, weights, bias)
 
 
-def _gradient_of_projected(residuals, gradients):
-    field, (lines, planes), bias, y = residuals
-    _, heads, width = y.shape
-    d_lines, d_planes = gradients
-    no_bias = jnp.zeros(lines.shape[1])
-    (of_heads,) = _multiplied(heads, d_lines, d_planes, lines.swapaxes(1, 2), planes.T, no_bias)
+def _gradient_of_projected(heads, residuals, gradients):
+    field, (lines, planes), bias = residuals
+    (of_heads,) = _multiplied(heads, *gradients, lines.swapaxes(1, 2), planes.T, jnp.zeros(lines.shape[1]))
     weights, of_bias = jax.vjp(lambda *map: linear(field, map), (lines, planes), bias)[1](gradients)
-    return of_heads, apart.natural(weights, width // 8, axis=-2), of_bias
+    return of_heads, apart.natural(weights, _channels(heads, weights), axis=-2), of_bias
+
+
+def _channels(heads, weights):
+    """The channels of a head in each line."""
+    return weights[0].shape[1] // heads
 
 
 _projected.defvjp(_with_residuals, _gradient_of_projected)

@@ -36,9 +36,9 @@ def at_largest(
 ) -> tuple[jax.Array, jax.Array]:
     """The convolution of stride 2 at the phase (row, column) with the largest l2 norm, and the norms of all four.
 
-    Output (i, j) at phase (p, q) has its first tap at row 2 i + p and column 2 j + q, less the padding.  Products have
-    the dtype of the kernel, all else is in at least float32.  For a gradient, differentiate the convolution at the
-    phase chosen: the one of this would go through all four.
+    Output (i, j) at phase (p, q) has its first tap at row 2 i + p and column 2 j + q, less the padding.  Inputs are
+    rounded to the dtype of the kernel, and on a GPU outputs too, once; all else is in at least float32.  For a
+    gradient, differentiate the convolution at the phase chosen: the one of this would go through all four.
 
     Shapes: x [B, h, w, C], kernel [k, k, C, D], k 2 or 3, bias [D] -> [B, h/2, w/2, D] and [B, 4], phases row-major.
 

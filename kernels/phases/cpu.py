@@ -28,7 +28,8 @@ def at_largest(
     x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array]:
     """The phase with the largest norm, [B, h/2, w/2, D], and the norms [B, 4]."""
-    maps = [y for row in convolved(jnp.roll(x, padding, (1, 2)), filters(kernel)) for y in row]
+    x = jnp.roll(x.astype(kernel.dtype), padding, (1, 2))
+    maps = [y for row in convolved(x, filters(kernel)) for y in row]
     if moments is not None:
         means, scales = (by_phase(a)[..., None].reshape(4, *maps[0].shape[:3], 1) for a in moments[:2])
         maps = [(y - mean * moments.total) * scale for y, mean, scale in zip(maps, means, scales, strict=True)]
@@ -39,32 +40,28 @@ def at_largest(
 
 
 def filters(kernel: jax.Array) -> list[list[jax.Array]]:
-    """The factors of `convolved`, in the dtype of the kernel: [k, k, C, D] -> (k + 1)^2 of [C, D], k 2 or 3."""
+    """The factors of `convolved`, in at least float32: [k, k, C, D] -> (k + 1)^2 of [C, D], k 2 or 3."""
     _, taps, _ = FILTERING[len(kernel)]
     wide = kernel.astype(jnp.promote_types(kernel.dtype, jnp.float32))
-    rows = (_combined(taps, list(row)) for row in _combined(taps, list(wide)))
-    return [[f.astype(kernel.dtype) for f in row] for row in rows]
+    return [_combined(taps, list(row)) for row in _combined(taps, list(wide))]
 
 
 def convolved(x: jax.Array, filters: list[list[jax.Array]]) -> list[list[jax.Array]]:
-    """A convolution on a torus at the four phases of stride 2, in at least float32.
+    """A convolution on a torus at the four phases of stride 2, in the dtype of the filters.
 
-    Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps and 4/9 for 3 x 3.
+    Minimal filtering along both axes needs 9/16 of the products for 2 x 2 taps and 4/9 for 3 x 3.  Its factors are sums
+    of inputs and of taps: rounded to bfloat16, they would give each phase an error of its own.
 
     Shapes: [B, h, w, C] -> [B, h/2, w/2, D] for each phase (p, q), whose entry (i, j) has its first tap at row 2 i + p
     and column 2 j + q.
 
     Args:
-      filters: from `filters(kernel)`; products have their dtype.
+      filters: from `filters(kernel)`.
     """
     outputs, _, inputs = FILTERING[len(filters) - 1]
-    narrow = filters[0][0].dtype
-    dtype = jnp.promote_types(narrow, jnp.float32)
-    lines = [_combined(inputs, _tiles(row, 2)) for row in _combined(inputs, _tiles(x, 1))]
-    products = [
-        [jnp.matmul(x.astype(narrow), f, preferred_element_type=dtype) for x, f in zip(line, row, strict=True)]
-        for line, row in zip(lines, filters, strict=True)
-    ]
+    wide = x.astype(filters[0][0].dtype)
+    lines = [_combined(inputs, _tiles(row, 2)) for row in _combined(inputs, _tiles(wide, 1))]
+    products = [[x @ f for x, f in zip(line, row, strict=True)] for line, row in zip(lines, filters, strict=True)]
     columns = [_combined(outputs, column) for column in zip(*products, strict=True)]  # [inputs][p]
     return [_combined(outputs, row) for row in zip(*columns, strict=True)]
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.kernels.convolution.gpu import gathered
-from equivit.kernels.convolution.reference import by_library
+from equivit.kernels.convolution.reference import around, by_library
+from equivit.kernels.phases import reference
 from equivit.kernels.phases.reference import Affine, Maps, Pair, affine_of, chosen_of, squares
 
 Sample = tuple[jax.Array, jax.Array, jax.Array]  # number, mean, squared deviations from the mean
@@ -25,8 +26,12 @@ def _folded(x: jax.Array, kernel: jax.Array, padding: Pair) -> jax.Array:
     """The convolution of stride 1 around the torus, [B, h, w, D].
 
     The library pads with zeros, and outputs that begin before the map belong to its other end: their sum is fused with
-    what reads it, while maps padded around the torus would be a copy.
+    what reads it, while maps padded around the torus would be a copy.  Narrow types take that copy: parts that are
+    rounded before their sum would not follow shifts, and sums in float32 would have products in float32.
     """
+    if kernel.dtype.itemsize < 4:
+        padded = around(x.astype(kernel.dtype), reference.ends_of(kernel, padding))
+        return by_library(padded, kernel, (1, 1), reference.NONE, 1).astype(jnp.float32)
     ends = kernel.shape[0] - 1, kernel.shape[1] - 1
     pads = (ends[0], ends[0]), (ends[1], ends[1])
     y = by_library(x.astype(kernel.dtype), kernel, (1, 1), pads, 1)
@@ -60,13 +65,19 @@ def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, p
     return at(jnp.stack(jnp.divmod(norms.argmax(1), stride[1]), -1), stride), norms
 
 
+@jax.custom_jvp
 def token_moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over channels in one pass, [*B, C] -> [*B]."""
+    """Mean and variance over channels in one pass, [*B, C] -> [*B].  The derivative is the reference's."""
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     zero = np.zeros((), x.dtype)
     each = jnp.ones_like(x), x, jnp.zeros_like(x)
     number, mean, squares = jax.lax.reduce(each, (zero, zero, zero), _united, (x.ndim - 1,))
     return mean, squares / number
+
+
+@token_moments.defjvp
+def _derivative(primals, tangents):
+    return token_moments(*primals), jax.jvp(reference.token_moments, primals, tangents)[1]
 
 
 def _united(one: Sample, other: Sample) -> Sample:

@@ -9,21 +9,23 @@ import jax
 import jax.numpy as jnp
 
 from equivit.kernels.convolution import convolve
+from equivit.kernels.convolution.reference import around, by_library
 from equivit.kernels.gather import gather
 
 Pair = tuple[int, int]
 Maps = tuple[jax.Array, ...]
+NONE = ((0, 0), (0, 0))
 Affine = tuple[jax.Array, jax.Array]  # factor and shift of each channel
 
 
 def at_largest(x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: Pair) -> tuple[jax.Array, jax.Array]:
     """The phase with the largest norm, [B, h/2, w/2, D], and the norms [B, 4]."""
-    return chosen_of(_everywhere(x, kernel, padding, 1), bias, moments)
+    ends, sums = ends_of(kernel, padding), jnp.promote_types(kernel.dtype, jnp.float32)
+    return chosen_of(by_library(around(x.astype(kernel.dtype), ends), kernel, (1, 1), NONE, 1, sums), bias, moments)
 
 
 def chosen_of(y: jax.Array, bias: Any, moments: Any) -> tuple[jax.Array, jax.Array]:
-    """`at_largest` from the convolution of stride 1, [B, h, w, D]."""
-    y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+    """`at_largest` from the convolution of stride 1, [B, h, w, D] in at least float32."""
     if moments is not None:
         y = (y - moments.mean[..., None] * moments.total) * moments.scale[..., None]
     y = y if bias is None else y + bias
@@ -34,7 +36,7 @@ def chosen_of(y: jax.Array, bias: Any, moments: Any) -> tuple[jax.Array, jax.Arr
 def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, padding: Pair) -> tuple[Maps, jax.Array]:
     """The phase with the largest norm, [B, heads, H / sh, W / sw, C] for each map, and the norms [B, sh sw]."""
     every = [
-        affine_of(_everywhere(x, kernel, padding, x.shape[-1]), *affine)
+        affine_of(convolve(x, kernel, pads=ends_of(kernel, padding), mode="circular", groups=x.shape[-1]), *affine)
         for x, kernel, affine in zip(maps, kernels, affines, strict=True)
     ]
     norms = jnp.sqrt(functools.reduce(operator.add, (squares(y, stride) for y in every)))
@@ -47,10 +49,10 @@ def pool(maps: Maps, kernels: Maps, affines: tuple[Affine, ...], stride: Pair, p
     return tuple(map(chosen, every)), norms
 
 
-def _everywhere(x: jax.Array, kernel: jax.Array, padding: Pair, groups: int) -> jax.Array:
-    """The convolution at stride 1, as large as the map."""
+def ends_of(kernel: jax.Array, padding: Pair) -> tuple[Pair, Pair]:
+    """The pads of a convolution at stride 1 that is as large as the map."""
     rows, columns = ((before, taps - 1 - before) for before, taps in zip(padding, kernel.shape[:2], strict=True))
-    return convolve(x, kernel, pads=(rows, columns), mode="circular", groups=groups)
+    return rows, columns
 
 
 def affine_of(y: jax.Array, factor: jax.Array, shift: jax.Array) -> jax.Array:

@@ -56,6 +56,8 @@ def bilinear(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`einsum` as the primitive in any dtype; `jnp.einsum` if `using` asks for the reference."""
     if dispatch.AUTO.get() == "reference":
         return jnp.matmul(x, y) if axes == LINEAR else jnp.einsum(axes, x, y)
+    dtype = jnp.result_type(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)  # the casts give each gradient the dtype of its factor
     (of_x, of_y), result = axes.split("->")[0].split(","), axes.split("->")[1]
     first, ahead = (a.ndim - len(of.replace("...", "")) for a, of in ((x, of_x), (y, of_y)))
     named = string.ascii_uppercase[:first]

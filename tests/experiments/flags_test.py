@@ -1,5 +1,7 @@
 """Flags that scripts share."""
 
+import importlib
+
 import pytest
 
 from experiments import flags
@@ -20,6 +22,22 @@ def test_numbers_that_no_timing_takes_are_told(option, message, capsys):
         flags.timing_parser("A benchmark.", "x.py").parse_args([option])
     assert message in capsys.readouterr().err
     assert flags.timing_parser("A benchmark.", "x.py").parse_args(["--minutes=0.5"]).minutes == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        *((f"benchmarks.{name}", "--minutes") for name in ("sigma_cost", "crops_rate", "segmentation_costs")),
+        *(
+            (f"studies.{name}", "--epochs")
+            for name in ("jumbo_mae", "adaptive_longer", "octic_angles", "octify_small_images")
+        ),
+    ],
+)
+def test_a_script_has_no_length_that_it_does_not_read(name, flag, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"experiments.{name}").main(["--help"])
+    assert "--output" in (shown := capsys.readouterr().out) and flag not in shown
 
 
 def test_a_script_says_in_one_line_what_is_wrong(capsys):

@@ -128,6 +128,15 @@ def test_a_batch_that_the_mesh_does_not_divide(op):
         assert_near(jax.jit(functools.partial(op, "interpret"))(field, weights), expected)
 
 
+@OPS
+def test_a_program_for_any_batch_is_plain(op):
+    field, weights = arguments()
+    (batch,) = jax.export.symbolic_shape("b")
+    of_any = [jax.ShapeDtypeStruct((len(a), batch, *a.shape[2:]), a.dtype) for a in field]
+    exported = jax.export.export(jax.jit(functools.partial(op, "auto")), platforms=("cpu",))(of_any, list(weights))
+    assert_near(exported.call(list(field), list(weights)), op("xla", field, weights))
+
+
 # A toy operation that tells which implementation ran: plain leaves the field, the kernel adds 1 to it.
 
 

@@ -15,7 +15,7 @@ from equivit.kernels import dispatch
 from equivit.kernels.d8_gelu.reference import d8_gelu
 from equivit.kernels.hopper import apart, gelu, heads, norm, norm_gradient, residual, rows, vectors
 from equivit.kernels.isotypic_attention import gpu as isotypic_attention_gpu
-from equivit.kernels.isotypic_attention import irrep_by_irrep
+from equivit.kernels.isotypic_attention import irrep_by_irrep, isotypic_attention
 from equivit.kernels.isotypic_attention.reference import isotypic_attention as plain_attention
 from equivit.kernels.isotypic_linear import linear
 from equivit.kernels.norm import Norm, fork
@@ -54,6 +54,8 @@ def test_every_kernel_sees_its_own_vectors(rows):
     for one, group in zip(packed, groups, strict=True):
         assert one.array.dtype == jnp.float32 and one.array.shape[1] == group.shape[1]
         np.testing.assert_array_equal(one.array[one.first : one.first + len(group)], group.astype(jnp.float32))
+    with jax.enable_x64(True):
+        assert {one.array.dtype for one in vectors.packed(*groups)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize("m, c, dtype", [(37, 160, "float32"), (21, 96, "bfloat16"), (8, 128, "float32")])
@@ -410,6 +412,7 @@ def test_what_is_supported():
         assert gelu.supported(c, f, jnp.bfloat16) and not gelu.supported(c, f, jnp.float32)
     assert all(heads.supported(c, n, jnp.bfloat16) for c, n in ((96, 12), (128, 16), (128, 8), (160, 16)))
     assert not norm.supported(48, jnp.float32)  # a warp holds 32 channels
+    assert not heads.supported(64, 32, jnp.bfloat16)  # of two channels, no group is whole
     assert heads.supported(32, 4, jnp.bfloat16) and not heads.supported(32, 4, jnp.bfloat16, parts=1)  # two tiles
     assert norm_gradient.supported(160, jnp.float32, jnp.bfloat16)
     assert not norm_gradient.supported(160, jnp.float32, jnp.float16)
@@ -419,16 +422,70 @@ def test_what_is_supported():
         assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
 
 
-def test_attention_of_a_field_has_kernels_on_one_device_alone():
+def described_attention(*batch):
+    """Field, qkv and proj of four heads of 16 channels in each line."""
+
     def described(*shapes):
         return tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
 
-    field = described((4, 8, 9, 64), (2, 8, 9, 128))
-    qkv, proj = (described((4, 64, n * 64), (128, n * 128)) for n in (3, 1))
-    (bias,) = described((64,))
-    assert isotypic_attention_gpu.supported(field, (qkv, bias), (proj, bias), 4)
+    maps = (described((4, 64, n * 64), (128, n * 128), (n * 64,)) for n in (3, 1))
+    return described((4, *batch, 9, 64), (2, *batch, 9, 128)), *((maps[:2], maps[2]) for maps in maps)
+
+
+def test_attention_of_a_field_has_kernels_on_one_device_alone():
+    assert isotypic_attention_gpu.supported(*described_attention(8), 4)
     with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))):
-        assert not isotypic_attention_gpu.supported(field, (qkv, bias), (proj, bias), 4)
+        assert not isotypic_attention_gpu.supported(*described_attention(8), 4)
+
+
+def field_attention(field, qkv, proj):
+    with kernels.using("gpu"):
+        return isotypic_attention(field, qkv, proj, 4)
+
+
+def test_kernels_of_attention_see_the_rows_of_one_set_of_weights(monkeypatch):
+    """Under vmap, both kernels of each direction see all rows; with several weights, the two without weights do."""
+    rows = []
+
+    def seeing(kernel):
+        def called(*arrays, **options):
+            rows.append(max(arrays[0].shape[:2]))
+            return kernel(*arrays, **options)
+
+        return called
+
+    def gradients(*arguments):
+        y, pull = jax.vjp(field_attention, *arguments)
+        return pull(y)
+
+    for module in (heads, apart):
+        monkeypatch.setattr(module, "forward", seeing(module.forward))
+    arguments = described_attention(3, 2)
+    several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((3, *a.shape), a.dtype), arguments[1:])
+    for axes, arrays, wide in (((1, None, None), arguments, 4), ((1, 0, 0), (arguments[0], *several), 2)):
+        rows.clear()
+        jax.eval_shape(jax.vmap(gradients, in_axes=axes, out_axes=(1, 0, 0)), *arrays)
+        assert set(rows) == {18, 54} and rows.count(54) == wide
+    each = jax.vmap(field_attention, in_axes=(1, None, None))  # of several fields, with each of several weights
+    assert jax.eval_shape(jax.vmap(each, in_axes=(None, 0, 0)), arguments[0], *several)[0].shape == (3, 3, 4, 2, 9, 64)
+
+
+def test_attention_of_an_empty_field_is_plain():
+    arguments = described_attention(0)
+    assert not isotypic_attention_gpu.supported(*arguments, 4)
+    assert [y.shape for y in jax.eval_shape(field_attention, *arguments)] == [a.shape for a in arguments[0]]
+
+
+def test_attention_under_vmap_is_the_reference_s(interpreter):
+    parts = enumerate(described_attention(2))
+    field, *maps = (draw([a.shape for a in jax.tree.leaves(part)], "bfloat16", i, 0.3) for i, part in parts)
+    maps = [((lines, planes), bias) for lines, planes, bias in maps]
+    expected, found = (
+        jax.jit(jax.vmap(attend, (1, None, None), 1))(field, *maps)
+        for attend in (functools.partial(plain_attention, heads=4), field_attention)
+    )
+    for a, b in zip(widen(found), widen(expected), strict=True):
+        assert float(jnp.abs(a - b).max()) < 0.03 * float(jnp.abs(b).max())
 
 
 @pytest.mark.parametrize("batch, width, number", [((2,), 64, 4), pytest.param((1, 2), 80, 8, id="10 channels")])

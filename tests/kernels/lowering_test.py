@@ -181,6 +181,14 @@ def test_a_described_gpu_decides_in_place_of_the_machine():
     assert kernels_in(d8_gelu, "cuda", *field) == [GELU]
 
 
+def test_under_using_it_decides_too_and_the_name_of_a_platform_insists():
+    with gpus.lowering_for(gpus.Gpu("8.0", 91000)):
+        for op, arrays, name in ((d8_gelu, gelu_arguments, GELU), (octic_linear_gelu, linear_arguments, LINEAR)):
+            arrays = arrays(SMALL, "bfloat16")
+            assert kernels_in(op, "cuda", *arrays, implementation="gpu") == []
+            assert kernels_in(functools.partial(op, implementation="gpu"), "cuda", *arrays) == [name]
+
+
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "cpu"])
 @pytest.mark.parametrize("arrays", [1, 2])
 def test_a_gpu_computes_the_deviation_of_lines_and_planes_once(platform, arrays):

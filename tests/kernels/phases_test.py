@@ -61,6 +61,19 @@ def test_the_phase_with_the_largest_norm(taps, padding, size, form):
         np.testing.assert_allclose(found, np.stack(each)[best, np.arange(9)], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["reference", "cpu", "gpu"])
+@pytest.mark.parametrize(("taps", "padding"), [(2, (0, 0)), (3, (1, 1))])
+def test_bfloat16_maps_follow_rolls(taps, padding, form):
+    """Sums rounded to bfloat16 on the way would differ by 1e-3 from phase to phase, or at the seam."""
+    x, kernel = (jnp.asarray(RNG.normal(size=s), jnp.bfloat16) for s in ((9, 6, 10, 64), (taps, taps, 64, 5)))
+    run = jax.jit(functools.partial(at_largest, padding=padding, implementation=form))
+    (y, norms), (rolled, rolled_norms) = (map(np.asarray, run(a, kernel)) for a in (x, jnp.roll(x, (1, 1), (1, 2))))
+    np.testing.assert_allclose(rolled_norms[:, ::-1], norms, rtol=1e-6)
+    carried = zip(y, *np.divmod(norms.argmax(1), 2), strict=True)  # from phase 1 to the next output of phase 0
+    expected = np.stack([np.roll(one, (p, q), (0, 1)) for one, p, q in carried])
+    np.testing.assert_allclose(rolled, expected, rtol=0, atol=1e-6 * np.abs(y).max())
+
+
 @pytest.mark.parametrize("form", ["reference", "gpu", "auto"])
 @pytest.mark.parametrize(
     ("size", "stride", "taps", "padding"),
@@ -105,6 +118,16 @@ def test_moments_of_tokens(shape, dtype, form):
     np.testing.assert_allclose(variance, exact.var(-1), rtol=1e-3, atol=1e-7)
     naive = jnp.square(x.astype(jnp.float32)).mean(-1) - jnp.square(mean)
     assert shape[-1] == 1 or abs(naive - exact.var(-1)).max() > 0.02
+
+
+@pytest.mark.parametrize("form", ["gpu", "auto"])
+def test_moments_of_tokens_have_the_reference_s_gradient(form):
+    x, slopes = RNG.normal(size=(2, 3, 8)).astype(np.float32), RNG.normal(size=(2, 2, 3))
+
+    def gradient(form):
+        return jax.jit(jax.grad(lambda x: (jnp.stack(token_moments(x, implementation=form)) * slopes).sum()))(x)
+
+    np.testing.assert_allclose(gradient(form), gradient("reference"), rtol=1e-6)
 
 
 def test_gpus_read_tokens_once_for_their_moments():

@@ -246,6 +246,16 @@ def test_the_primitive_in_float32(axes, shapes):
     chex.assert_trees_all_close(found, known, rtol=1e-5, atol=1e-5)  # sums of up to 30 products, in another order
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_gradients_have_the_dtypes_of_their_factors(dtypes):
+    x, y = (jnp.ones(shape, dtype) for shape, dtype in zip(((5, 7), (7, 7)), dtypes, strict=True))
+
+    def loss(x, y):  # a scan takes no other dtype
+        return jax.lax.scan(lambda x, y: (bilinear("nc,cd->nd", x, y).astype(x.dtype), None), x, y[None])[0].sum()
+
+    assert [slope.dtype for slope in jax.grad(loss, (0, 1))(x, y)] == [x.dtype, y.dtype]
+
+
 def test_the_precision_is_that_of_the_trace():
     x = jax.ShapeDtypeStruct((3, 5), jnp.float32)
     with jax.default_matmul_precision("highest"):
