@@ -96,7 +96,7 @@ def sentences():
     own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
     widths = {width: gap("jumbo_rates", f"Jumbo - registers, {width}", key) for width, key in XAVIER.items()}
     yield "with Xavier's it is {} points ahead at one rate, too, {} at width 96 and {} at 192".format(*widths.values())
-    yield f"of the rate for its MLP, Jumbo is {own} points above registers at equal time, and {one} above Jumbo at one rate"
+    yield f"for its MLP, Jumbo is {own} points above registers at equal time, and {one} above Jumbo at one rate"
     yield f"without an MLP of its own the token has {wide} points"
     own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
     yield f"So tuned, Jumbo is {own} points above registers, and {one} above Jumbo at one rate"
