@@ -2,6 +2,7 @@
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import pathlib
@@ -42,6 +43,12 @@ def write_bytes(path: str | os.PathLike, content: bytes | bytearray) -> None:
     """Write a file atomically (`replacing`)."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
+
+
+def numbered(path: pathlib.Path) -> pathlib.Path:
+    """For a file name.json, the first of name.1.json, name.2.json, ... that does not exist."""
+    places = (path.with_suffix(f".{number}{path.suffix}") for number in itertools.count(1))
+    return next(place for place in places if not place.exists())
 
 
 @contextlib.contextmanager

@@ -77,9 +77,9 @@ def shown(places: Places) -> str:
     return f"heads in blocks {', '.join(heads)}"
 
 
-def _images(plan: Plan, config: ConfigDict, data: ConfigDict | None = None) -> TrainingImages:
+def _images(plan: Plan, config: ConfigDict, split: str) -> TrainingImages:
     options = dict(batch_size=BATCH, seed=config.seed, workers=config.data.workers)
-    return TrainingImages(data or config.data, plan.images, **options)
+    return TrainingImages(config.data, plan.images, split=split, **options)
 
 
 def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> selection.Sigma:
@@ -87,7 +87,7 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> selection.Sigm
     path = plan.workdir / "sigma.json"
     if not (path.is_file() and path.with_suffix(".npz").is_file()):
         vit = backbone(model)
-        images = _images(plan, config)
+        images = _images(plan, config, config.data.split)
         command.say(f"Sigma: of {vit.config.depth} blocks, on {images.found} training images.")
         moments = selection.moments(vit, images)
         found = selection.Sigma.from_moments(moments)
@@ -102,7 +102,7 @@ def _sigma(plan: Plan, config: ConfigDict, model: ModelModule) -> selection.Sigm
 
 def _fitted(plan: Plan, config: ConfigDict, model: ModelModule, places: Places) -> ModelModule:
     """Replace attention, in the start of the plan; fits.json stores the error of each block."""
-    images = _images(plan, config)
+    images = _images(plan, config, config.data.split)
     start = (plan.start or "start of the form").replace("_", " ")
     command.say(f"{start.capitalize()}: {len(places)} blocks by {plan.kind}, on {images.found} training images.")
     how: dict[str, Any] = dict(kind=plan.kind, form=plan.form, start=plan.start, rngs=Keys(config.seed))
@@ -135,10 +135,8 @@ def _features(plan: Plan, config: ConfigDict, before: ModelModule, after: ModelM
     """How near the features of both models are; features.json stores it."""
     path = plan.workdir / "features.json"
     if not path.is_file():
-        data = config.copy_and_resolve_references().unlock().data
-        data.split = data.eval_split
-        images = _images(plan, config, data)
-        command.say(f"Features: before and after, on {images.found} images of {data.split}.")
+        images = _images(plan, config, config.data.eval_split)
+        command.say(f"Features: before and after, on {images.found} images of {images.split}.")
         found = nearness.measure(backbone(before), backbone(after), images)
         files.write_text(path, json.dumps({name: part.tolist() for name, part in found._asdict().items()}) + "\n")
     stored = files.read_json(path, *Nearness._fields)

@@ -30,6 +30,11 @@ class Legend:
             raise ValueError(
                 f"data.void={self.void} leaves none of the classes {errors.listed(self.names)}; list fewer."
             )
+        if self.void == (255,) and len(self.names) > 256:  # the default, for maps of 8 bits
+            raise ValueError(
+                f"data.void=(255,) would leave out the class {errors.shown(self.names[255])}, one of "
+                f"{len(self.names)}; set data.void=() to keep it, or list another number too."
+            )
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -329,15 +329,16 @@ def evaluate(
     """The evaluation pipeline of a `data` section; `split` is `config.eval_split` unless given.  See `train`.
 
     Args:
-      seed: seed of the corruptions and of the shuffled order.
+      seed: seed of the corruptions, of `config.eval_split` alone, and of the shuffled order.
       shuffle: whether to shuffle the examples; their content does not depend on it.
     """
-    opened = _open(config, config.eval_split if split is None else split, workers)
+    split = config.eval_split if split is None else split
+    opened = _open(config, split, workers)
     return EvaluationPipeline(
         **opened,
         share=Share(batch_size, process_index, process_count),
         transform=transforms.Evaluation(config),
-        corruption=corruptions.create(config, seed),
+        corruption=corruptions.create(config, seed) if split == config.eval_split else None,
         order=permutation(seed, 0, len(opened["source"])) if shuffle else None,
     )
 

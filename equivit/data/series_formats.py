@@ -137,9 +137,10 @@ def read_aeon(name: str, directory: pathlib.Path | None = None) -> dict[str, Cas
     # Given a directory, aeon looks there alone, and downloads even what it bundles.
     bundled = (pathlib.Path(datasets.__file__).parent / "data" / name).is_dir()
     result, where = {}, None if directory is None or bundled else str(directory)
+    as_published = dict(load_equal_length=False, load_no_missing=False)  # earlier versions changed both by default
     for split in SPLITS:
         try:
-            series, labels = datasets.load_classification(name, split=split, extract_path=where)
+            series, labels = datasets.load_classification(name, split=split, extract_path=where, **as_published)
         except (OSError, ValueError) as error:
             if name not in (known := tsc_datasets.tsc_zenodo):
                 near = errors.nearest(name, known)

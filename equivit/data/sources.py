@@ -186,7 +186,8 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> Source:
                 "it needs two images of a class."
             )
     limits = {config.split: ("train_examples", config.train_examples)}
-    limits[config.eval_split] = ("eval_examples", config.eval_examples)  # last: wins if both are the same split
+    if config.eval_split != config.split or config.eval_examples is not None:  # wins if both are the same split
+        limits[config.eval_split] = ("eval_examples", config.eval_examples)
     key, limit = limits.get(split, ("", None))
     if limit is None:
         return source

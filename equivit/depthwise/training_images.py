@@ -1,4 +1,4 @@
-"""Normalised images of the training split, for measuring Sigma and fitting taps."""
+"""Normalised images of the training split or another, for measuring Sigma, fitting taps and comparing models."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,13 +19,24 @@ class TrainingImages:
     Args:
       data: the `data` section of a run.
       number: number of images; a smaller split yields all of its images.
+      split: None: `data.split`.
       batch_size: total over all processes.
       seed: seed of the order.
       workers: number of reader processes; 0: threads (`loader.train`).
     """
 
-    def __init__(self, data: ConfigDict, number: int, *, batch_size: int, seed: int = 0, workers: int = 0):
+    def __init__(
+        self,
+        data: ConfigDict,
+        number: int,
+        *,
+        batch_size: int,
+        split: str | None = None,
+        seed: int = 0,
+        workers: int = 0,
+    ):
         self.data, self.number, self.batch_size, self.seed, self.workers = data, number, batch_size, seed, workers
+        self.split = split or data.split
 
     @property
     def found(self) -> int:
@@ -34,7 +45,7 @@ class TrainingImages:
 
     def _pipeline(self) -> loader.EvaluationPipeline:
         share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
-        options: dict[str, Any] = dict(split=self.data.split, shuffle=True, seed=self.seed, workers=self.workers)
+        options: dict[str, Any] = dict(split=self.split, shuffle=True, seed=self.seed, workers=self.workers)
         return loader.evaluate(self.data, batch_size=self.batch_size, **options, **share)
 
     def __iter__(self) -> Iterator[np.ndarray]:

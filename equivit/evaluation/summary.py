@@ -14,6 +14,7 @@ from equivit.evaluation import runner
 from equivit.evaluation.protocol import Run
 
 FILE = "evaluation.json"
+ABOUT = ("weights", "data", "image_size", "step")  # what was evaluated on what
 
 
 def rows(results: dict) -> list[tuple[str, str]]:
@@ -72,12 +73,27 @@ def draw(directory: pathlib.Path, model: nnx.Module, config: ConfigDict, results
 def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
     """Write evaluation.json, with `about` before the results; return its path.
 
+    Results of other protocols about the same stay in it; a file about something else is kept as evaluation.1.json, ...
+
     Raises OSError with the file's name on failure.
     """
     path = directory / FILE
     with _naming(path):
-        files.write_text(path, json.dumps({**about, **results}, indent=2) + "\n")
+        before = _stored(path)
+        if {key: before.get(key) for key in ABOUT} != {key: about.get(key) for key in ABOUT}:
+            if path.is_file():
+                path.rename(files.numbered(path))
+            before = {}
+        files.write_text(path, json.dumps({**before, **about, **results}, indent=2) + "\n")
     return path
+
+
+def _stored(path: pathlib.Path) -> dict:
+    """The content of a file; {} if there is none, or it is damaged."""
+    try:
+        return files.read_json(path) if path.is_file() else {}
+    except ValueError:
+        return {}
 
 
 def check_writable(directory: pathlib.Path) -> None:

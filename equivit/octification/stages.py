@@ -67,9 +67,8 @@ def _start(plan: Plan, config: ConfigDict, teacher: ViT) -> ViT:
 
 
 def _images(plan: Plan, config: ConfigDict, split: str) -> TrainingImages:
-    data = config.copy_and_resolve_references().unlock().data
-    data.split = split
-    return TrainingImages(data, plan.images, batch_size=BATCH, seed=config.seed, workers=config.data.workers)
+    options = dict(batch_size=BATCH, seed=config.seed, workers=config.data.workers)
+    return TrainingImages(config.data, plan.images, split=split, **options)
 
 
 def _measured(plan: Plan, config: ConfigDict, name: str, teacher: ViT, model: ViT) -> dict[str, Any]:

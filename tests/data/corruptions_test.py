@@ -117,3 +117,17 @@ def test_workers_change_no_image(section, name):
     config = section(image_size=(32, 40), eval_examples=20, corruption=name, severity=3)
     images = by_index(config, batch_size=8, seed=1)
     assert np.array_equal(by_index(config, batch_size=4, seed=1, shuffle=True, workers=2), images)
+
+
+def test_training_images_stay_clean(stand_in, section):
+    """Neighbours and probes read them as the evaluation's are read, but only those are corrupted."""
+    kinds = ("fog", None)
+    train, clean, test, test_clean = (
+        next(loader.evaluate(section(image_size=(32, 40), corruption=kind), batch_size=8, split=split).batches())[
+            "image"
+        ]
+        for split in ("train", "test")
+        for kind in kinds
+    )
+    np.testing.assert_array_equal(train, clean)
+    assert (test != test_clean).any()

@@ -143,3 +143,12 @@ def test_training_needs_a_pixel_with_a_class_and_no_rand_augment(camera):
     policy = camera(0, augment={"rand_augment": "rand-m9-inc1"})
     with pytest.raises(ValueError, match="rand_augment='rand-m9-inc1': label maps cannot follow it; set it to None"):
         loader.train(policy, batch_size=2, seed=0, entries=("map",))
+
+
+def test_the_default_void_leaves_out_no_class_of_many():
+    with pytest.raises(
+        ValueError, match=r"data.void=\(255,\) would leave out the class '255', one of 300; set data.void"
+    ):
+        Legend(tuple(map(str, range(300))), (255,))
+    assert Legend(tuple(map(str, range(256))), (255,)).numbers == tuple(range(255))
+    assert len(Legend(tuple(map(str, range(300))), ()).numbers) == 300

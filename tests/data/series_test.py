@@ -121,7 +121,8 @@ def pretend_aeon(monkeypatch, folder, load_classification):
 
 
 def test_aeon_by_name(monkeypatch, tmp_path):
-    def load_classification(name, split, extract_path):
+    def load_classification(name, split, extract_path, load_equal_length, load_no_missing):
+        assert not (load_equal_length or load_no_missing)
         assert name == "Three" and extract_path is None
         return [np.full((2, length), length) for length in (3, 5)], np.array(["x", split])
 
@@ -133,7 +134,8 @@ def test_aeon_by_name(monkeypatch, tmp_path):
 def test_a_directory_comes_before_aeon(monkeypatch, folder, tmp_path):
     """aeon reads the sets that the directory lacks, or downloads them to it; what it bundles it need not download."""
 
-    def load_classification(name, split, extract_path):
+    def load_classification(name, split, extract_path, load_equal_length, load_no_missing):
+        assert not (load_equal_length or load_no_missing)
         if name not in ("Three", "Bundled"):
             (folder / name).mkdir(exist_ok=True)  # as aeon leaves it where a download fails
             raise OSError("no such set")

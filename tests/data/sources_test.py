@@ -205,3 +205,10 @@ def test_folders_are_quick_to_send_to_workers(tmp_path):
     source = directories.Folder(str(tmp_path), "train", class_split="train")
     assert len(pickle.dumps(source)) < 3000
     assert labels_of(pickle.loads(pickle.dumps(source))) == [0] * 50 + [1] * 50
+
+
+def test_a_split_that_is_also_the_evaluation_s_keeps_its_limit(section):
+    def number(**limits):
+        return len(sources.open_source(section(eval_split="train", **limits), "train"))
+
+    assert (number(train_examples=64), number(train_examples=64, eval_examples=32)) == (64, 32)

@@ -214,3 +214,19 @@ def test_it_reads_with_the_workers_of_the_config(model, config, monkeypatch):
     with pytest.raises(FileNotFoundError, match="before anything"):
         runner.evaluate(model, config, "accuracy")
     assert seen == [3]
+
+
+def test_results_of_other_protocols_and_of_other_weights_are_kept(tmp_path):
+    def stored(name="evaluation"):
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    about = dict(weights="trained", data="digits, test", image_size="12x20")
+    summary.write(tmp_path, {"accuracy": 1}, **about)
+    summary.write(tmp_path, {"orientation": 2}, **about)
+    summary.write(tmp_path, {"accuracy": 3}, **about)
+    assert stored() == {**about, "accuracy": 3, "orientation": 2}
+    summary.write(tmp_path, {"accuracy": 4}, **about, step="8")
+    assert stored() == {**about, "step": "8", "accuracy": 4} and stored("evaluation.1")["accuracy"] == 3
+    (tmp_path / "evaluation.json").write_text("{")
+    summary.write(tmp_path, {"accuracy": 5}, **about)
+    assert stored() == {**about, "accuracy": 5} and (tmp_path / "evaluation.2.json").read_text() == "{"

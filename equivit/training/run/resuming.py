@@ -110,10 +110,7 @@ def record(
     if changed or not ended:
         (workdir / REPORT).unlink(missing_ok=True)
     if changed:
-        number = 1
-        while (copy := workdir / f"config.{number}.json").exists():
-            number += 1
-        files.write_bytes(copy, (workdir / "config.json").read_bytes())
+        files.write_bytes(files.numbered(workdir / "config.json"), (workdir / "config.json").read_bytes())
     files.write_text(workdir / "run.json", json.dumps(now, indent=1) + "\n")
     files.write_text(workdir / "config.json", configs.to_json(config))
 
