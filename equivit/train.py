@@ -141,7 +141,7 @@ def prepare(config: ConfigDict) -> Parts:
     from equivit.data.config import preparation
     from equivit.evaluation import runner
     from equivit.trained_on import TrainedOn
-    from equivit.training import build, loop, schedules, sharding
+    from equivit.training import build, logging, loop, schedules, sharding
     from equivit.training.teachers import check_teacher_classes, load_teachers
 
     # ---- The data, and the model with fields from the data.
@@ -160,6 +160,7 @@ def prepare(config: ConfigDict) -> Parts:
     sharding.check_batch(config.batch_size, config.optimizer.accumulation, sharding.create_mesh(config.mesh))
     steps, per_epoch = loop.total_steps(config, pipeline.steps_per_epoch), pipeline.steps_per_epoch
     schedules.create(config.schedule, total_steps=config.schedule.length or steps, steps_per_epoch=per_epoch)
+    logging.check_traced(config.log, steps)
     return Parts(config, pipeline, data, model, objective, teachers, steps)
 
 

@@ -19,7 +19,7 @@ class Clock(NamedTuple):
         return self.step / self.total
 
     def ramp(self, begin: float, end: float, steps: int) -> jax.Array:
-        """Linear from `begin` at the first step to `end` at the last of `steps`, then `end`."""
+        """Linear from `begin` at the first step to `end` at the last of `steps`, then `end`; one step has `begin`."""
         return begin + (end - begin) * jnp.minimum(self.step / max(steps - 1, 1), 1.0)
 
     def cosine(self, begin: float, end: float) -> jax.Array:

@@ -5,7 +5,8 @@
     1 - mean cosine(s - m, t - m) + sum |s - t|^2 / sum |t - m|^2
 
 with the student's tokens s, the teacher's t, and m, the mean of t over the batch at each position.  Without m most of
-both terms would be what all images have in common, such as positions.
+both terms would be what all images have in common, such as positions.  With optimizer.accumulation, the means and sums
+are of each micro-batch.
 """
 
 import dataclasses
@@ -56,8 +57,18 @@ class FeatureMatching(Objective):
         check_masking(config)
 
     def check_model(self, model: Config, teachers: Mapping[str, Any]) -> None:
-        """As in `Objective`; also ValueError if the teacher has other tokens or size, or cannot take the images."""
+        """As in `Objective`; also ValueError if the teacher has other tokens or size, or cannot take the images.
+
+        Also for a micro-batch of one image, whose tokens equal their mean.
+        """
         super().check_model(model, teachers)
+        batch, parts = self.config.batch_size, self.config.optimizer.accumulation
+        if batch // parts < 2:
+            raise ValueError(
+                f"config.batch_size={batch} with config.optimizer.accumulation={parts}: "
+                f"objective.name={self.options.name!r} compares the images of a micro-batch, and needs at least two; "
+                f"set batch_size to at least {2 * parts}, or lower accumulation."
+            )
         teacher, place = teachers["teacher"].config, f"config.objective.teacher={self.options.teacher}"
         for name in ("width", "depth", "patch_size", "prefix"):
             ours, theirs = getattr(model, name, None), getattr(teacher, name, None)

@@ -194,3 +194,13 @@ class GatedSegmentation(Gated, Segmentation):
         """The `objective` section of a config."""
 
     FIXED = (*Segmentation.FIXED, "by_head", "kind", "form", "kernel_size")
+
+    def check_model(self, model: Any, teachers: Mapping[str, nnx.Module]) -> None:
+        """As in `Gated`; also ValueError if `frozen` is set."""
+        super().check_model(model, teachers)
+        if self.options.frozen:
+            raise ValueError(
+                f"config.objective.frozen=True: objective.name={self.options.name!r} trains gates and convolutions in "
+                "the backbone; set frozen=False, and freeze the rest by "
+                "optimizer.freeze=model.backbone.*,!*.attention.taps."
+            )

@@ -147,7 +147,13 @@ def _name(config: ConfigDict, section: str) -> Any:
     return found.get("name", default) if isinstance(found, ConfigDict) else default
 
 
-TRAINING = Schema(validate, _types)
+def _check_recipe(config: ConfigDict) -> None:
+    """As `validate`; also ValueError if a tracker's library is missing, without which stored runs can be read."""
+    validate(config)
+    logging.check_libraries(config.log)
+
+
+TRAINING = Schema(_check_recipe, _types)
 
 
 def check_keys(config: ConfigDict, base: ConfigDict, prefix: str = "") -> None:

@@ -190,6 +190,12 @@ class Profile:
         if self._running:
             jax.profiler.stop_trace()
 
+    def remarks(self, start: int) -> list[str]:
+        """Report that a run which resumes at step `start` traces nothing, if the first traced step is before it."""
+        if not 0 <= self._first < start:
+            return []
+        return [f"Nothing is traced: log.profile begins at step {self._first}, and the run resumes at step {start}."]
+
     def before(self, step: int) -> None:
         """Start the trace if `step` is its first step."""
         if step == self._first:
@@ -215,6 +221,15 @@ def traced(steps: str) -> tuple[int, int]:
             "100:105."
         )
     return int(first), int(end)
+
+
+def check_traced(section: ConfigDict, total: int) -> None:
+    """Raise ValueError if `log.profile` begins after the last step of a run of `total` steps."""
+    if section.profile is not None and traced(section.profile)[0] >= total:
+        raise ValueError(
+            f"config.log.profile={errors.shown(section.profile)} must begin before the end of the run, which has "
+            f"{total} steps; give a first step of at most {total - 1}."
+        )
 
 
 def _drop_later_lines(path, step):
@@ -250,8 +265,12 @@ def _line(metrics):
 
 
 def check(section: ConfigDict) -> None:
-    """Raise ValueError for an invalid `log` section, or a tracker whose library is missing."""
+    """Raise ValueError for an invalid `log` section."""
     if section.profile is not None:
         traced(section.profile)
+
+
+def check_libraries(section: ConfigDict) -> None:
+    """Raise ValueError if the library of a tracker is missing."""
     if "wandb" in section.to:
         imported_wandb()

@@ -98,7 +98,7 @@ def train(
         rows = stack.enter_context(contextlib.closing(pipeline.batches(start)))
         batches = (sharding.to_global(mesh, batch) for batch in rows)
         log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
-        for line in (freezing.summary(run.objective, run.module), *remarks):
+        for line in (freezing.summary(run.objective, run.module), *remarks, *profile.remarks(start)):
             log.say(line)
         meter = Meter(config.batch_size)
         steps = _steps(run, state, batches, total, meter, log, profile)

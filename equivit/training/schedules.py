@@ -25,7 +25,7 @@ class ScheduleConfig:
     warmup_epochs: NonNegativeFloat | None = None  # this or warmup_steps
     warmup_steps: NonNegativeInt | None = None
     power: PositiveFloat = 1.0  # of "poly"
-    inclusive: bool = False  # the last step of the warm-up has `lr`, not the first step after it
+    inclusive: bool = False  # the last of several warm-up steps has `lr`, not the first step after the warm-up
     length: PositiveInt | None = None  # steps of the schedule, which may be longer than the run; None: the run's
     per_epoch: bool = False  # the rate changes each epoch, not each step
 
@@ -56,8 +56,8 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
 def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, start: float = 0.0) -> Schedule:
     """Rise linearly from `start` to `base` in `warmup` steps, then follow a cosine to `final`, then stay there.
 
-    As in DINO and DINOv2, the last step of the warm-up and the first of the cosine both have `base`.  If `warmup`
-    equals `total`, `final` follows the warm-up without a cosine.
+    As in DINO and DINOv2, the last step of the warm-up and the first of the cosine both have `base`; a warm-up of one
+    step has `start`.  If `warmup` equals `total`, `final` follows the warm-up without a cosine.
 
     Raises:
       ValueError: the warm-up is longer than the schedule.

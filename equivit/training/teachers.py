@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 from equivit import errors, trained_on
 from equivit.models import zoo
 from equivit.models.model import ModelModule
+from equivit.objectives.registry import OBJECTIVES
 from equivit.trained_on import TrainedOn
 from equivit.training import loading
 
@@ -30,8 +31,8 @@ def load_teachers(config: ConfigDict) -> dict[str, ModelModule]:
 
 
 def check_teacher_classes(config: ConfigDict, data: TrainedOn) -> None:
-    """ValueError if a teacher and the data have different class names."""
-    if (place := config.objective.get("teacher")) is not None:
+    """ValueError if a teacher and the data have different class names; labels matter only to a head."""
+    if (place := config.objective.get("teacher")) is not None and OBJECTIVES[config.objective.name].has_head:
         thing, fix = f"config.data.source={errors.shown(config.data.source)}", "give a teacher of the same classes"
         theirs = loading.trained_on(place).classes
         trained_on.check_classes(thing, data.classes, theirs, f"objective.teacher={place}", fix)

@@ -20,7 +20,9 @@ from equivit.objectives.registry import OBJECTIVES
 from equivit.objectives.segmentation import Segmentation
 from equivit.training import build, loading
 
-FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps")  # not determined by parameter shapes
+OF_GROUPS = ("isotypic_norm", "isotypic_eps")  # without effect in plain models
+# Not determined by parameter shapes.
+FUNCTION_FIELDS = ("num_heads", "mlp", "activation", "norm_eps", "normed_residual", "position", *OF_GROUPS)
 HEAD = ("head.", "readout.norm.", "readout.fc_norm.")  # parameters that may be initialised randomly
 
 
@@ -140,14 +142,24 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 def _check_function(place: str, source: Any, wanted: Any) -> None:
     """ValueError if the weights fit the wanted model but would compute a different function in it."""
-    for field in FUNCTION_FIELDS if type(source) is type(wanted) else ():
-        theirs, ours = (getattr(config, field, None) for config in (source, wanted))
-        if None not in (theirs, ours) and theirs != ours:
+    for field in _function_fields(source, wanted):
+        theirs, ours = (getattr(config, field) for config in (source, wanted))
+        if theirs != ours:
             raise ValueError(
                 f"config.model.{field}={errors.shown(ours)}: the model of config.init={place} has "
                 f"{errors.shown(theirs)}, and its weights require it; set config.model.{field}="
                 f"{errors.shown(theirs)}."
             )
+
+
+def _function_fields(source: Any, wanted: Any) -> list[str]:
+    """The FUNCTION_FIELDS to compare; shapes show whether groups differ and whether positions are learned."""
+    group, without = getattr(wanted, "group", None), set()
+    if group is None or group is not source.group:
+        without |= set(OF_GROUPS)
+    if "learned" in (getattr(config, "position", None) for config in (source, wanted)):
+        without.add("position")
+    return [name for name in FUNCTION_FIELDS if hasattr(wanted, name) and name not in without]
 
 
 def _without_prefix_tokens(source: ModelModule, wanted: Any, messages: list[str]) -> ModelModule:

@@ -1,5 +1,7 @@
 """Feature matching: what it cannot compare is refused before a run compiles anything."""
 
+import contextlib
+
 import pytest
 
 from equivit.models import zoo
@@ -42,6 +44,16 @@ def test_a_teacher_with_the_same_tokens_is_taken():
 def test_a_teacher_with_other_tokens_or_images_is_refused(teacher, message):
     with pytest.raises(ValueError, match=message):
         check(**teacher)
+
+
+@pytest.mark.parametrize(("batch", "parts", "least"), [(1, 1, 2), (4, 4, 8), (4, 2, None), (2, 1, None)])
+def test_a_micro_batch_of_one_image_is_refused(batch, parts, least):
+    """Its tokens equal their mean, by whose distance the loss divides."""
+    config = options()
+    config.batch_size, config.optimizer.accumulation = batch, parts
+    keys = f"config.batch_size={batch} with config.optimizer.accumulation={parts}: .*set batch_size to at least {least}"
+    with pytest.raises(ValueError, match=keys) if least else contextlib.nullcontext():
+        FeatureMatching(config).check_model(zoo.configuration(**SMALL), {"teacher": zoo.abstract(**SMALL)})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Training gates: two steps of a run, the exported model, segmentation, and refusals."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from equivit.models import zoo
 from equivit.objectives.clock import Clock
 from equivit.objectives.objective import Rule
 from equivit.objectives.registry import OBJECTIVES
-from equivit.training import build, sharding
+from equivit.training import build, freezing, sharding
 from equivit.training.config import get_base, validate
 from tests.depthwise import attending
 from tests.training import tiny
@@ -103,6 +105,23 @@ def test_segmentation_has_gates_in_its_backbone():
     rules = {t.name: objective.rule(t) for table in logical.tensors(module).values() for t in table.flat}
     assert rules["gates"] == Rule(lr=10, decay=False, clip="gates")
     assert all(rule.frozen == name.startswith("model.backbone.") for name, rule in rules.items())
+
+
+def test_gates_in_a_frozen_backbone_are_refused_and_the_advice_trains_them():
+    options, freeze = dict(decoder="linear", auxiliary=0.0), ("model.backbone.*", "!*.attention.taps")
+    config = config_of("gated_segmentation", frozen=True, **options)
+    advice = re.escape(f"frozen=False, and freeze the rest by optimizer.freeze={','.join(freeze)}")
+    with pytest.raises(ValueError, match=advice):
+        OBJECTIVES["gated_segmentation"](config).check_model(zoo.configuration(**config.model), {})
+    config = config_of("gated_segmentation", **options)
+    config.optimizer.freeze = freeze
+    objective = OBJECTIVES["gated_segmentation"](config)
+    objective.check_model(zoo.configuration(**config.model), {})
+    tables = logical.tensors(jax.eval_shape(lambda: objective.module(zoo.create(**MODEL), jax.random.key(0))))
+    rule = freezing.rule(objective, tables)
+    trained = {t.name for table in tables.values() for t in table.flat if not rule(t).frozen}
+    inside = {name for name in trained if name.startswith("model.backbone.")}
+    assert inside == {f"model.backbone.blocks.{i}.attention.taps" for i in range(3)} and "gates" in trained
 
 
 def test_a_run_begins_with_the_decoder_that_it_is_given():

@@ -282,6 +282,12 @@ def test_changed_values_are_told_on_resuming(whole, tmp_path, capsys):
     assert "Changed values: schedule.lr." in capsys.readouterr().out
 
 
+def test_a_trace_before_the_step_of_resuming_is_told(whole, tmp_path, capsys):
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
+    train(tmp_path, options(log=dict(every_steps=2, to=(), profile="2:4")))
+    assert "log.profile begins at step 2, and the run resumes at step 10." in capsys.readouterr().out
+
+
 def test_evaluation_every_so_many_epochs_sees_the_model(tmp_path):
     seen = []
 

@@ -79,6 +79,13 @@ def test_warmup_cosine():
         schedules.warmup_cosine(1.0, 0.0, total=4, warmup=5)
 
 
+@pytest.mark.parametrize("warmup", [1, 2, 5])
+def test_an_inclusive_warmup_is_numpys_linspace(warmup):
+    """As in the code of DINO and DINOv2, also for a single step, which has the start."""
+    found = schedules.warmup_cosine(2.0, 0.5, total=9, warmup=warmup, start=1.0)(jnp.arange(warmup))
+    np.testing.assert_allclose(found, np.linspace(1.0, 2.0, warmup), rtol=1e-6)
+
+
 def test_an_inclusive_warmup_ends_at_the_peak_and_never_above():
     """Also where it is no whole number of steps: of 2.5 the third would have 4/3 of the rate."""
     options = dict(lr=2.0, min_lr=0.5, warmup_lr=1.0, inclusive=True)

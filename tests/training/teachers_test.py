@@ -1,4 +1,4 @@
-"""Teachers: the classes that they were trained on must be those of the data."""
+"""Teachers: the classes that they were trained on must be those of the data, if the objective trains a head."""
 
 import pytest
 from flax import nnx
@@ -20,3 +20,6 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path):
     options.objective.teacher = str(tmp_path / "teacher")
     with pytest.raises(ValueError, match="class 0 is 'ant', in objective.teacher=.*/teacher it is 'bat'"):
         check_teacher_classes(options, TrainedOn(("ant", "bat", "cat")))
+    without_head = get_base("feature_matching")
+    without_head.objective.teacher = options.objective.teacher
+    check_teacher_classes(without_head, TrainedOn(("ant", "bat", "cat")))

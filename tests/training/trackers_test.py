@@ -1,11 +1,13 @@
 """Trackers beside metrics.jsonl, and the traced steps."""
 
+import contextlib
 import csv
 import sys
 import types
 
 import pytest
 
+from equivit import train
 from equivit.training import config as configs
 from equivit.training import logging, trackers
 
@@ -66,6 +68,36 @@ def test_mistakes_are_reported_before_a_run(change, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(ValueError, match=message):
         configs.load("configs/quickstart.py:quicktest", [change])
+
+
+def test_a_stored_config_needs_no_library_of_a_tracker(tmp_path, monkeypatch):
+    """Runs are read, evaluated and compared where their tracker is not installed; other values are still checked."""
+    config = configs.load("configs/quickstart.py:quicktest").unlock()
+    config.log.to, path = ("wandb",), tmp_path / "config.json"
+    path.write_text(configs.to_json(config))
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    stored = configs.from_json(path)
+    configs.validate(stored)
+    assert stored.log.to == ("wandb",)
+    config.log.profile = "5:"
+    path.write_text(configs.to_json(config))
+    with pytest.raises(ValueError, match=r"config\.log\.profile='5:' must be"):
+        configs.from_json(path)
+
+
+def test_a_trace_that_a_run_does_not_reach_is_refused():
+    changes = ["data.source=synthetic", "epochs=None", "steps=10", "data.workers=0"]
+    for first, most in ((9, None), (10, 9)):
+        config = configs.load("configs/quickstart.py:quicktest", [*changes, f"log.profile={first}:20"])
+        with contextlib.nullcontext() if most is None else pytest.raises(ValueError, match="has 10 steps; .*most 9"):
+            train.prepare(config)
+
+
+def test_a_run_that_resumes_after_the_first_traced_step_says_so(tmp_path):
+    for steps, starts in (("2:4", (3, 9)), ("0:4", (1,)), (None, ())):
+        with logging.Profile(tmp_path, steps) as profile:
+            late = [start for start in range(10) if profile.remarks(start)]
+        assert late == list(range(starts[0], 10) if starts else ())
 
 
 def test_some_steps_are_traced(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Starting from another model's parameters: other image sizes, other classes, no fit."""
 
 import re
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ def create(name, **options):
 def config(path, name="vit_ti16", **model):
     c = get_base()
     c.init = str(path)
-    c.model.update(dict(SIZE, name=name, **model))
+    c.model.update({**SIZE, "name": name, **model})
     return c
 
 
@@ -129,6 +130,24 @@ def test_weights_that_would_fit_and_mean_something_else_are_refused(plain, field
     )
     with pytest.raises(ValueError, match=message):
         initial_parameters(config(plain[0], image_size=(8, 12), **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "theirs", "ours", "refused"),
+    [
+        ("vit_ti16", "position", "sincos", "sincos_inclusive", True),
+        ("jumbo_vit_ti16", "normed_residual", False, True, True),
+        ("flip_vit_ti16", "isotypic_norm", "official", "balanced", True),
+        ("flip_vit_ti16", "isotypic_eps", 1e-6, 1e-5, True),
+        ("vit_ti16", "isotypic_eps", 1e-6, 1e-5, False),  # without effect
+    ],
+)
+def test_another_table_norm_or_residual_is_refused(tmp_path, name, field, theirs, ours, refused):
+    options = dict(image_size=(8, 12), width=32, depth=2)
+    saved.save(tmp_path, create(name, **options, **{field: theirs}))
+    initial_parameters(config(tmp_path, name, **options, **{field: theirs}))
+    with pytest.raises(ValueError, match=f"set config.model.{field}={theirs!r}") if refused else nullcontext():
+        initial_parameters(config(tmp_path, name, **options, **{field: ours}))
 
 
 def test_the_config_tells_what_a_file_does_not(tmp_path):
