@@ -70,6 +70,7 @@ def _read(options: argparse.Namespace) -> None:
 
     from equivit import pretrained
     from equivit.models import saved
+    from equivit.training import loading
 
     if options.push is not None:
         raise ValueError(f"--push={options.push} is for --to={HUB}.")
@@ -82,6 +83,8 @@ def _read(options: argparse.Namespace) -> None:
     data = pretrained.trained_on(options.input)
     if len(data.classes) != getattr(model.config, "num_classes", None):  # a new head has other classes
         data = data._replace(classes=(), examples=None)
+    place = ":".join(where)
+    data = data._replace(images={**data.images, **loading.normalisation(place, model.config)})
     saved.save(options.output, model, data)
     number = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
     print(f"Done: {pretrained.describe(model.config)}, {number / 1e6:.2f} M parameters, in {options.output}.")
@@ -115,13 +118,18 @@ def _write_repository(options: argparse.Namespace, model, data, of: str) -> None
     from equivit import pretrained
     from equivit.models import saved
     from equivit.pretrained import card, hub
+    from equivit.training import loading
 
     if options.flavour is not None:
         raise ValueError(f"--flavour={options.flavour} is for official files; --to={HUB} has none.")
     if options.push is not None:
         hub.check_repository(options.push)
-    paths = [pathlib.Path(options.input) / name for name in ("config.json", "report.json")]
-    recipe, figures = (files.read_json(path) if path.is_file() else {} for path in paths)
+    if loading.is_run(options.output):
+        raise ValueError(f"--output={options.output}: is a run, whose config.json it would lose; give a new directory.")
+    card.check(options.output)
+    run, report = pathlib.Path(options.input), pathlib.Path(options.input) / "report.json"
+    recipe = files.read_json(run / "config.json") if loading.is_run(run) else {}
+    figures = files.read_json(report) if report.is_file() else {}
     saved.save(options.output, model, data)
     what = pretrained.describe(model.config)
     card.write(options.output, model, what, repository=options.push, data=data, recipe=recipe, figures=figures)

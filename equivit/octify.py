@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", required=True, help="octify, or a recipe with its objective")
     parser.add_argument("--workdir", required=True, type=pathlib.Path, help="directory of all stages and the report")
     parser.add_argument("--blocks", type=int, help="number of octic blocks of H8 and I8 (half of them)")
-    number = command.at_least(1)
+    number = command.at_least(2)  # what is fitted and compared are differences between images
     parser.add_argument("--images", type=number, default=1000, help="images for fits and agreement (%(default)s)")
     command.add_hints(parser, convert.MLPS)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

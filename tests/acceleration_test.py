@@ -19,6 +19,7 @@ from equivit.trained_on import TrainedOn
 CONFIG = "configs/depthwise.py:in1k,quicktest"
 SIZE = ["data.image_size=(16,32)", "data.eval_crop=squash"]
 DATA = TrainedOn(tuple("abcdefghij"), 12, dict(mean=(0.5,) * 3, std=(0.25,) * 3))
+PIXELS = ("--config.data.mean=0.5,0.5,0.5", "--config.data.std=0.25,0.25,0.25")
 
 
 def model(**fields):
@@ -137,7 +138,7 @@ def test_both_stages_are_trained_in_order(place, monkeypatch):
     monkeypatch.setattr(stages, "_timed", timed)
     monkeypatch.setattr(plan.onnx_files, "library", lambda name: None)
     saved.save(place / "with_class_token", model(registers=1), DATA)
-    assert run(place, "--debug", source="with_class_token", workdir="both") == 0
+    assert run(place, "--debug", *PIXELS, source="with_class_token", workdir="both") == 0
     (one, start, first), (two, fits, second) = begun
     assert (one, start, two, fits) == ("stage1", "start", "stage2", "fitted")
     assert not saved.load(place / "both" / "start").config.prefix
@@ -171,7 +172,7 @@ def test_data_with_the_classes_in_another_order_are_refused(place, monkeypatch, 
     arrays |= {f"{split}_label": np.zeros(16, int) for split in ("train", "test")}
     np.savez(place / "data.npz", classes=np.array(DATA.classes[::-1]), **arrays)
     source = [f"--config.data.source=npz:{place}/data.npz", "--config.data.eval_split=test"]
-    assert run(place, "--fit_only", *source, source="named_model", workdir="never") == 1
+    assert run(place, "--fit_only", *PIXELS, *source, source="named_model", workdir="never") == 1
     assert "class 0 is 'j', in the data of the model it is 'a' (they are in another order)" in capsys.readouterr().err
 
 
@@ -465,9 +466,19 @@ def test_hints_belong_to_what_a_directory_was_begun_with(tmp_path):
 def test_a_config_for_other_pixels_than_those_of_the_weights_is_refused(place):
     made = plan.Plan(plan.patches(model()), *CONFIG.split(":"), (), 1, place)
     plan._check_pixels(made, "dinov2:weights.pth")
-    with pytest.raises(ValueError, match="CLIP normalises .*names no CLIP backbone; add clip_b16 to its"):
-        plan._check_pixels(made, "clip:weights.pt")
+    clip = plan.patches(model(pre_norm=True))  # as of hf:openai/clip-vit-base-patch16
+    for other, weights in ((made, "clip:weights.pt"), (dataclasses.replace(made, model=clip), "hf_clip.pt")):
+        with pytest.raises(
+            ValueError, match=r"images of \S+ are normalised by mean=\(0.48.*; give --config.data.mean=0"
+        ):
+            plan._check_pixels(other, weights)
+    plan._check_pixels(dataclasses.replace(made, model=clip, mode="in1k,clip_b16"), "hf_clip.pt")
     plan._check_pixels(dataclasses.replace(made, mode="in1k,clip_b16"), "clip:weights.pt")
     plan._check_pixels(dataclasses.replace(made, changes=("data.mean=(0.5,)",)), "clip:weights.pt")
     with pytest.raises(ValueError, match="names a CLIP backbone; leave it out"):
         plan._check_pixels(dataclasses.replace(made, mode="in1k,clip_b16"), "mae:weights.pth")
+    saved.save(place / "halves", model(class_token=False, pool="mean"), DATA)
+    with pytest.raises(
+        ValueError, match=r"halves are normalised by mean=\(0.5, 0.5, 0.5\); give --config.data.mean=0.5"
+    ):
+        plan._check_pixels(made, str(place / "halves"))

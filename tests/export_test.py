@@ -206,6 +206,18 @@ def test_a_file_that_deviates_is_not_left(tmp_path, monkeypatch):
     assert path.read_text() == "an older file" and [path] == list(tmp_path.iterdir())
 
 
+def test_nan_in_any_output_is_a_deviation(tmp_path, monkeypatch):
+    def damaged(path, call, inputs):
+        path.touch()
+        patches, token = jax.device_get(jax.jit(call)(inputs[0]))
+        return [[patches, np.full_like(token, np.nan)]]
+
+    monkeypatch.setattr(export, "_through_stablehlo", damaged)
+    with pytest.raises(ValueError, match="deviates from the model by nan of the largest entry"):
+        export.write(tmp_path / "model.stablehlo", model(num_classes=None), SIZE)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "hint"),
     [

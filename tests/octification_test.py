@@ -117,6 +117,15 @@ def config_of(place, student, *changes):
     return c.lock()
 
 
+def test_the_head_of_the_loaded_model_is_kept_classifier_or_projection():
+    bare = dense()
+    for head in (dict(num_classes=5), dict(projection=6)):
+        whole = stages.with_head(bare, loaded := dense(**head))
+        np.testing.assert_array_equal(whole.head.weight, loaded.head.weight)
+        assert whole.config == loaded.config
+    assert stages.with_head(bare, bare) is bare
+
+
 def test_an_octic_model_agrees_with_itself_and_deviates_as_its_family_does():
     models = {
         family: testing.randomise(zoo.abstract("octic_vit_ti16", **TINY, **f), jax.random.key(3))
@@ -222,6 +231,7 @@ def test_every_stage_is_done_once_in_order(place, monkeypatch):
             "teacher are normalised by std=(0.25, 0.25, 0.25); give --config.data.std=0.25,0.25,0.25",
         ),
         (["--config.evaluation.knn.ks=(50,)"], "50"),
+        (["--config.data.eval_examples=1"], "the number of images of the split 'test', 1, must be at least 2"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
@@ -229,6 +239,12 @@ def test_refused_before_anything_is_written(arguments, message, place, capsys):
     assert run(place, *arguments, workdir="refused") == 1
     assert message in capsys.readouterr().err
     assert not (place / "refused").exists()
+
+
+def test_one_image_has_no_differences_to_fit(capsys):
+    with pytest.raises(SystemExit):
+        octify.main(["--images=1"])
+    assert "--images: '1' must be a whole number from 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

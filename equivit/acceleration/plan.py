@@ -143,8 +143,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     with profile.alone(realtime=plan.realtime):  # fails now rather than after training
         pass
     _check_config(plan)
-    if options.weights is not None:
-        _check_pixels(plan, options.weights)
+    _check_pixels(plan, place)
     _check_changes(plan, first := plan.config("stage1"))
     name = protocol(first, model)
     plan.config("stage2", _any_places(plan))
@@ -206,17 +205,17 @@ def _check_training(plan: Plan) -> None:
             raise ValueError(f"{stage}, of {steps} steps: {error}") from None
 
 
-def _check_pixels(plan: Plan, weights: str) -> None:
-    """ValueError if the backbone named in the config normalises pixels differently from the weights."""
-    source = weights.partition(":")[0]
-    theirs = any(word.startswith("clip") for word in plan.mode.split(","))
-    changed = any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes)
-    if (source == "clip") != theirs and not changed:
-        fix = "names a CLIP backbone; leave it out" if theirs else "names no CLIP backbone; add clip_b16 to its mode"
+def _check_pixels(plan: Plan, place: str) -> None:
+    """ValueError if the config normalises pixels differently from the model at a place, unless by an override."""
+    if any(change.startswith(("data.mean=", "data.std=")) for change in plan.changes):
+        return
+    model, names_clip = backbone(plan.model).config, any(word.startswith("clip") for word in plan.mode.split(","))
+    if names_clip and not loading.normalisation(place, model):
         raise ValueError(
-            f"--weights={weights}: CLIP normalises pixels differently from other models, and --config={plan.file}:"
-            f"{plan.mode} {fix}, or set --config.data.mean and --config.data.std."
+            f"{place}: CLIP normalises pixels differently from other models, and --config={plan.file}:{plan.mode} "
+            "names a CLIP backbone; leave it out, or set --config.data.mean and --config.data.std."
         )
+    loading.check_pixels(place, model, plan.config("stage1").data)
 
 
 def protocol(config: ConfigDict, model: ModelModule) -> str | None:

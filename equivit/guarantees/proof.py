@@ -136,7 +136,7 @@ def stages_of(model: ModelModule) -> tuple[Stage, ...]:
     config = backbone(model).config
     group, fields = getattr(config, "group", None), getattr(config, "k", 0)
     blocks = [Stage(f"block {k}", group if k < fields else None) for k in range(config.depth)]
-    return Stage("the embedding", group if fields else None), *blocks, Stage("the output")
+    return Stage("the embedding", group), *blocks, Stage("the output")  # a field even where no block has one
 
 
 def backbone(model: ModelModule) -> ModelModule:

@@ -1,12 +1,11 @@
-"""The report on a model's symmetries: report.json, and report.md with pictures."""
+"""The report on a model's symmetries: symmetry.json, and report.md with pictures."""
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from equivit import files
 from equivit.guarantees.measured import Stability
@@ -61,18 +60,19 @@ def lines(report: Report) -> list[str]:
 
 
 def write(folder: pathlib.Path, report: Report) -> pathlib.Path:
-    """Write report.json and report.md, and return the path of report.md.  The pictures are `pictures`'."""
-    files.write_text(folder / "report.json", json.dumps(_object(report), indent=1) + "\n")
+    """Write symmetry.json and report.md, and return the path of report.md.  The pictures are `pictures`'."""
+    files.write_text(folder / "symmetry.json", json.dumps(_object(report), indent=1) + "\n")
     files.write_text(folder / "report.md", _page(report))
     return folder / "report.md"
 
 
 def _object(report: Report) -> dict[str, Any]:
-    """The content of report.json."""
+    """The content of symmetry.json; None for numbers that are not finite."""
     symmetries = {}
     for symmetry in SYMMETRIES:
         at = report.broken(symmetry)
-        symmetries[symmetry] = dict(holds=report.holds(symmetry), broken=None if at is None else dataclasses.asdict(at))
+        broken = None if at is None else dataclasses.asdict(at) | dict(deviation=_finite(at.deviation))
+        symmetries[symmetry] = dict(holds=report.holds(symmetry), broken=broken)
     found: dict[str, Any] = dict(model=report.model, symmetries=symmetries)
     found["proofs"] = [_numbers(proof) for proof in report.proofs]
     if report.measured is not None:
@@ -86,7 +86,6 @@ def _object(report: Report) -> dict[str, Any]:
 
 
 def _numbers(proof: Proof) -> dict[str, Any]:
-    finite = np.where(np.isfinite(proof.deviations), proof.deviations, np.nan)
     return dict(
         precision=proof.precision,
         image_size=list(proof.size),
@@ -94,11 +93,15 @@ def _numbers(proof: Proof) -> dict[str, Any]:
         stages=[stage.name for stage in proof.stages],
         fields=[None if stage.group is None else stage.group.name for stage in proof.stages],
         deviations={
-            motion.name: [None if np.isnan(x) else x for x in row]
-            for motion, row in zip(proof.motions, finite.tolist(), strict=True)
+            motion.name: [_finite(x) for x in row]
+            for motion, row in zip(proof.motions, proof.deviations.tolist(), strict=True)
         },
         correlations={m.name: row for m, row in zip(proof.motions, proof.correlations.tolist(), strict=True)},
     )
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
 
 
 def _page(report: Report) -> str:

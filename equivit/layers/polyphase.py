@@ -84,6 +84,20 @@ def lattice_norms(x: jax.Array, stride: Pair) -> jax.Array:
     return jnp.sqrt(squares.reshape(b, h // sh, sh, w // sw, sw).sum((1, 3))).reshape(b, sh * sw)
 
 
+def corner_norms(x: jax.Array, stride: Pair) -> jax.Array:
+    """The l2 norm of the four corners of all blocks that begin at each phase; it turns and mirrors with the map.
+
+    A block that begins at phase p is mirrored to one that begins at -p, but its first pixel becomes a last one.
+    `lattice_norms` therefore changes under mirrors, and this does not.  Blocks of 2 x 2 all have the same norm.
+
+    Shapes: [B, H, W, C] -> [B, sh sw], phases in row-major order.
+    """
+    squares = jnp.square(lattice_norms(x, stride)).reshape(-1, *stride)
+    for axis in (1, 2):
+        squares += jnp.roll(squares, 1, axis)  # the last pixel of a block, modulo the stride, is the one before it
+    return jnp.sqrt(squares).reshape(len(x), -1)
+
+
 def embedding_norms(
     x: jax.Array, kernel: jax.Array, bias: jax.Array, stride: Pair, padding: Pair = (0, 0)
 ) -> jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from equivit import errors
 from equivit.constraints import OneOf
 from equivit.layers.grid import Frame
-from equivit.layers.polyphase import embedding_norms, lattice_norms
+from equivit.layers.polyphase import corner_norms, embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
 from equivit.models.reconfiguration import reconfigure
 from equivit.symmetry import shifts
@@ -32,7 +32,7 @@ class AdaptiveConfig:
     Attributes:
       KNOWN_PARTS: the parts of the family that may be adaptive.
       select: phases are chosen by the norm of the output ("output", Eq. 15 and 22) or of the input on the lattice
-        ("input"), which is almost free.
+        ("input"), which is almost free.  In models with a symmetry group, the input is read at the corners of patches.
       anchor: if all parts are adaptive, first roll the image into a frame chosen by its content (`placed`), which makes
         ties and rounding shift-invariant.
     """
@@ -84,11 +84,11 @@ def placed(
     frame = Frame(first, (1, 1), (images.shape[1], images.shape[2]))
     if "token" not in config.parts:
         return images, frame, {}
+    group = getattr(config, "group", None)
     if config.select == "output":
         norms = embedding_norms(framed, *jax.lax.stop_gradient((kernel, bias)), stride, padding)
     else:
-        norms = lattice_norms(framed, stride)
-    group = getattr(config, "group", None)
+        norms = (lattice_norms if group is None else corner_norms)(framed, stride)
     if group is None:
         choice = shifts.strongest(norms)
     else:

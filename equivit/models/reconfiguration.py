@@ -69,7 +69,8 @@ def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tup
         print(report)   # kept: blocks.10.attention.proj.bias, ... and 84 more; resized: ...; drawn: ...; dropped: ...
 
     A plain ViT made H8 keeps its dense blocks and its head.  Of the positions it keeps the part that the group leaves
-    unchanged; from an equivariant to a plain family, they are kept whole.
+    unchanged; from an equivariant to a plain family, they are kept whole.  The default of `invariant`
+    follows the family.
 
     Args:
       draw: initialises the tensors that do not fit; seed 0 if None.
@@ -84,10 +85,15 @@ def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tup
 
 def _built(name: str, model: ModelModule, fields: dict[str, Any], rngs: nnx.Rngs | None, *, draw: bool):
     """The model with some fields replaced, and the changes."""
-    known = [field.name for field in dataclasses.fields(model.config)]
+    old: Any = model.config
+    known = [field.name for field in dataclasses.fields(old)]
     for field in fields:
         errors.one_of(f"{name}: field", field, known)
-    config = dataclasses.replace(model.config, **fields)
+    if "family" in fields and "invariant" in known:
+        chosen = dataclasses.replace(old, invariant=None).invariant
+        if old.invariant == chosen:  # by the old family, so the new one chooses too
+            fields = {"invariant": None, **fields}
+    config = dataclasses.replace(old, **fields)
     tensors, changes = fitting_tensors(model, config, draw=draw)
     if changes.drawn:
         tensors |= _drawn(config, Keys(0) if rngs is None else rngs, changes.drawn)

@@ -4,6 +4,7 @@ Each model file lists its names (`NAMES`).
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -147,7 +148,7 @@ def create(name: str, *, rngs: nnx.Rngs | None = None, pretrained: str | None = 
 
     Args:
       pretrained: a place of weights, such as "hf:ORG/NAME" (`pretrained.load`).  Their configuration is kept, except
-        for the overrides; a head of another size is drawn.
+        for the overrides; a head of another size is drawn.  The named model has the hints that a file lacks.
 
     Raises:
       ValueError: as `configuration`, or the weights are of another model; the message gives the differing fields.
@@ -163,11 +164,15 @@ def abstract(name: str, **overrides) -> nnx.Module:
     return jax.eval_shape(lambda: create(name, **overrides))
 
 
-def _with_weights(name: str, config: Config, place: str, rngs: nnx.Rngs | None, overrides: Mapping[str, Any]):
+def _with_weights(name: str, config: Any, place: str, rngs: nnx.Rngs | None, overrides: Mapping[str, Any]):
     """The model at a place, with overrides as its fields; ValueError unless it has the architecture of `config`."""
     from equivit import pretrained  # it needs this file, and is needed only here
+    from equivit.pretrained.format import with_hints
 
-    model = pretrained.load(place)
+    names = {field.name for field in dataclasses.fields(config)}
+    names -= {"image_size"} - overrides.keys()  # unless given, it may differ from the file's
+    known = {field: getattr(config, field) for field in names}
+    model: Any = with_hints(functools.partial(pretrained.load, place), known)
     theirs: Any = model.config
     wrong = [
         f"{field} {getattr(theirs, field, None)}, not {getattr(config, field)}"

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import command, errors, staged
@@ -80,7 +79,7 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
 
     Raises:
       ValueError: a model that is no plain ViT, or that octic layers cannot follow; a number of blocks out of range; an
-        override of what the weights determine; an image size that does not fit.
+        override of what the weights determine; an image size that does not fit; a split with fewer than two images.
       FileNotFoundError: the data or the weights are missing.
     """
     changes = tuple(changes)
@@ -94,15 +93,19 @@ def make(options: Any, changes: Iterable[str]) -> Plan:
     place = options.weights or str(options.input)
     loaded = loading.load_model(place, **hints)
     _check_model(loaded)
-    _check_pixels(place, loaded, config)
+    loading.check_pixels(place, loaded.config, config.data)
     size = tuple(config.data.image_size)
     teacher, _ = reconfigure(loaded, num_classes=None, projection=None, image_size=size)
     octic = _octic(teacher.config, options.family, options.blocks)
-    opened = [
-        loader.evaluate(config.data, batch_size=1, split=split) for split in (config.data.split, config.data.eval_split)
-    ]
-    for each in opened:
+    splits = config.data.split, config.data.eval_split
+    opened = [loader.evaluate(config.data, batch_size=1, split=split) for split in splits]
+    for split, each in zip(splits, opened, strict=True):
         check_input(octic, "config.data.image_size", size, each.channels)
+        if each.num_examples < 2:
+            raise ValueError(
+                f"octify: the number of images of the split {split!r}, {each.num_examples}, must be at least 2, as "
+                "features are compared between images; take a larger split."
+            )
     suite = _suite(config, teacher, labelled=all("label" in each.shapes() for each in opened))
     given: dict[str, Any] = dict(workdir=options.workdir, images=options.images, orientations=options.family != "H8")
     given |= dict(suite=suite, classes=staged.trained_on(place, loaded).classes)
@@ -143,18 +146,6 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             "octify: this model has rotary positions, which octic blocks lack; take one without, as DINOv2."
         )
-
-
-def _check_pixels(source: str, model: ViT, config: ConfigDict) -> None:
-    """ValueError if the config normalises pixels differently from the teacher, where this is known."""
-    for key, theirs in loading.normalisation(source, model.config).items():
-        ours = tuple(config.data[key])
-        if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=0, atol=1e-3):  # some files round them
-            fix = ",".join(f"{value:g}" for value in theirs)
-            raise ValueError(
-                f"--config.data.{key}={ours}: the images of {source} are normalised by {key}={theirs}; give "
-                f"--config.data.{key}={fix}."
-            )
 
 
 def _octic(teacher: ViTConfig, family: str, blocks: int | None) -> ViTConfig:

@@ -113,8 +113,8 @@ def _drawn(plan: Plan, config: ConfigDict, models: dict[str, ViT]) -> None:
 
 def with_head(model: ViT, loaded: ViT) -> ViT:
     """The octic model with the head of the loaded one, if it has one."""
-    if loaded.config.num_classes is None:
+    if loaded.head is None:
         return model
-    whole, _ = reconfigure(model, num_classes=loaded.config.num_classes)
+    whole, _ = reconfigure(model, num_classes=loaded.config.num_classes, projection=loaded.config.projection)
     head = {name: a for name, a in logical.to_logical(loaded).items() if name.startswith("head.")}
     return starts.put(whole, head)

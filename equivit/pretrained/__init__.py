@@ -35,6 +35,9 @@ _MODULES = [importlib.import_module(f"{__name__}.{file}") for file in _FILES]
 _ALL = [format for module in _MODULES for format in vars(module).values() if isinstance(format, Format)]
 FORMATS = {format.name: format for format in _ALL}  # the usual kind of model, by source
 _FURTHER = [format for format in _ALL if FORMATS[format.name] is not format]
+# Fields that change a model's function and that its tensors may not determine.  CvT's activation and strides are left
+# out: two codes run the same files with different ones.
+_FUNCTION = ("pool", "pool_blocks", "pool_first", "fc_norm", "invariant", "padding", "mlp", "norm_eps")
 
 
 def load(
@@ -144,6 +147,11 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
             f"{source}: has no names for the positions around the torus of an adaptive {type(model).__name__}; keep it "
             "as a saved model, or convert the model before models.adapt."
         )
+    if getattr(config, "parts", ()):
+        raise ValueError(
+            f"{source}: cannot hold a model with adaptive={config.adaptive!r}; its code has False: keep it as a saved "
+            "model, or convert the model before models.adapt."
+        )
     if flavour is None:
         flavour = format.default_flavour(config) if format.default_flavour else format.flavours[0]
     errors.one_of(f"{source}: flavour", flavour, format.flavours)
@@ -156,15 +164,22 @@ def state_dict(source: str, model: ModelModule, *, flavour: str | None = None) -
 
 
 def _check_restored(format: Format, flavour: str, config: Any, state: Mapping[str, np.ndarray]) -> None:
-    """ValueError if the file's readers would take another activation or epsilon, unless a `config.json` has them."""
-    valid = {field.name for field in dataclasses.fields(config)} & {"mlp", "norm_eps"}
-    if not valid or format.require is not None:  # whose readers must be given the activation
+    """ValueError if the file's readers would compute another function, unless a `config.json` has the difference."""
+    fields = {field.name for field in dataclasses.fields(config)}
+    if format.require is not None:  # whose readers must be given the activation
+        fields.discard("mlp")
+    if isinstance(config, ViTConfig) and (config.group is None or config.leaves == "dropped"):  # without invariants
+        fields.discard("invariant")
+    valid = [name for name in _FUNCTION if name in fields]
+    if not valid:
         return
     found, _ = format.infer(state, **{hint: getattr(config, hint, None) for hint in Hints._fields})
-    restored = {name: getattr(found, name) for name in sorted(valid)}
-    if not isinstance(config, ViTConfig) or "transformers" not in (format.name, flavour):
-        return require(config, format.name, **restored)
-    lost = {name: getattr(config, name) for name, value in restored.items() if getattr(config, name) != value}
+    restored = {name: getattr(found, name) for name in valid}
+    beside: dict[str, Any] = {}
+    if isinstance(config, ViTConfig) and "transformers" in (format.name, flavour):
+        beside = {name: restored.pop(name) for name in ("mlp", "norm_eps") if name in restored}
+    require(config, format.name, **restored)
+    lost = {name: getattr(config, name) for name, value in beside.items() if getattr(config, name) != value}
     if lost:
         print(f"{format.name}: the config.json beside the file must have {described.entries(lost)}.")
 

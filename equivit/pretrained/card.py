@@ -7,9 +7,11 @@ from typing import Any
 
 from equivit import files
 from equivit.models.model import ModelModule
+from equivit.pretrained import places
 from equivit.trained_on import TrainedOn
 
 SHOWN = 100  # classes in the card; config.json has all
+OURS = {"library_name": "equivit", "model_type": "equivit"}  # in config.json
 CODE = """\
 ```python
 from equivit import pretrained
@@ -43,7 +45,7 @@ def write(
       OSError: a file cannot be written.
     """
     labels = {str(label): name for label, name in enumerate(data.classes)}
-    config: dict[str, Any] = {"library_name": "equivit", "model_type": "equivit"}
+    config: dict[str, Any] = dict(OURS)
     if labels:
         config |= {"id2label": labels, "label2id": {name: int(label) for label, name in labels.items()}}
     files.write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
@@ -60,6 +62,16 @@ def write(
     if recipe:
         parts += ["## Recipe\n", f"```json\n{json.dumps(recipe, indent=1)}\n```\n"]
     files.write_text(folder / "README.md", "\n".join(parts))
+
+
+def check(folder: pathlib.Path) -> None:
+    """ValueError if `write` would replace files that it has not written, such as those of a run."""
+    present = [name for name in ("config.json", "README.md") if (folder / name).exists()]
+    if present and not OURS.items() <= places.config(folder).items():
+        raise ValueError(
+            f"--output={folder}: its {' and '.join(present)} would be replaced, and this command did not write "
+            f"{'them' if len(present) > 1 else 'it'}; give a new directory."
+        )
 
 
 def _header(model: ModelModule) -> str:

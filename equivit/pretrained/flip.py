@@ -8,7 +8,7 @@ import numpy as np
 
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import mapping, plain
-from equivit.pretrained.format import Format, Hints, State, require
+from equivit.pretrained.format import Format, Hints, MissingHint, State, require
 from equivit.pretrained.mapping import Constant, Table
 from equivit.pretrained.plain import Spelling
 
@@ -71,9 +71,10 @@ def _family(state, k, depth, channels, family) -> dict:
         return dict(family="D2", invariant=kind, num_classes=classes)
     if family not in ("H2", "I2"):
         given = "is not given" if family is None else f"is {family!r}"
-        raise ValueError(
+        raise MissingHint(
+            "family",
             f"{NAME}: family= {given}; {k} of {depth} blocks are equivariant, and files of H2 and I2 have the same "
-            "names and shapes, so it must be family='H2' (hybrid_*) or family='I2' (d2_inv_early_*)."
+            "names and shapes, so it must be family='H2' (hybrid_*) or family='I2' (d2_inv_early_*).",
         )
     return dict(family=family, equivariant_blocks=k, num_classes=classes)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from equivit.pretrained.mapping import Table
 
 # Heads of the published sizes Pico and Nano (Jumbo), Ti, S, M, B, L, H and DINOv2's g; no file stores them.
 HEADS = {96: 3, 128: 4, 192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1536: 24}
+T = TypeVar("T")
 
 
 class MissingHint(ValueError):
@@ -25,6 +26,18 @@ class MissingHint(ValueError):
     def __init__(self, hint: str, message: str):
         super().__init__(message)
         self.hint = hint
+
+
+def with_hints(load: Callable[..., T], known: Mapping[str, Any]) -> T:
+    """Call `load` with those of the known hints that its file does not determine."""
+    hints: dict[str, Any] = {}
+    while True:
+        try:
+            return load(**hints)
+        except MissingHint as missing:
+            if missing.hint in hints or missing.hint not in known:
+                raise
+            hints[missing.hint] = known[missing.hint]
 
 
 class State(dict[str, np.ndarray]):

@@ -68,6 +68,10 @@ def _flavour(state):
 
 def _require(config, flavour):
     """Reject a model that the flavour's code does not support."""
+    if not isinstance(config, JumboViTConfig):
+        raise ValueError(
+            f"{NAME}: flavour={flavour!r} is for models with a Jumbo token; take 'plain', or source 'timm'."
+        )
     version = {"class_token": False, **VERSIONS[flavour]}  # first the fields specific to a Jumbo ViT
     if version["layer_scale"] is not None and config.layer_scale is not None:
         del version["layer_scale"]  # its initial value does not matter

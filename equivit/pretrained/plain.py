@@ -11,7 +11,7 @@ import numpy as np
 from equivit.layers.grid import check_grid
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import mapping
-from equivit.pretrained.format import Hints, State, require
+from equivit.pretrained.format import Hints, MissingHint, State, require
 from equivit.pretrained.mapping import Pair, Rows, Table, named
 
 USUAL = 14  # patches per side where no tensor determines it: 224 pixels in patches of 16
@@ -180,12 +180,14 @@ def _positions(state, spelling, patch, image_size) -> tuple[tuple[int, int], boo
                 official = False if spelling.registers in state else None
                 _check_square(h, patch, official if spelling.class_position is None else spelling.class_position, table)
             return image_size or (h * patch[0], w * patch[1]), with_class
+    if image_size is None:
+        raise MissingHint(
+            "image_size",
+            f"{table}, which form no square grid of patches, with or without a class token; give "
+            f"image_size=(height, width) with height/{patch[0]} times width/{patch[1]} patches.",
+        )
     raise ValueError(
-        f"{table}, which form no square grid of patches, with or without a class token; give "
-        f"image_size=(height, width) with height/{patch[0]} times width/{patch[1]} patches."
-        if image_size is None
-        else f"{table}, which do not fit an image of {image_size[0]}x{image_size[1]} in patches of "
-        f"{patch[0]}x{patch[1]}."
+        f"{table}, which do not fit an image of {image_size[0]}x{image_size[1]} in patches of {patch[0]}x{patch[1]}."
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import mapping, plain, reading
-from equivit.pretrained.format import Format, Hints, State, require
+from equivit.pretrained.format import Format, Hints, MissingHint, State, require
 from equivit.pretrained.mapping import Pair, Table, same
 
 NAME = "vit_jax"
@@ -118,7 +118,9 @@ def _image_size(state: State, position: str, patch: tuple[int, int], with_class:
     patches = state.shape(position, 3)[1] - with_class
     side = math.isqrt(patches)
     if hints.image_size is None and side * side != patches:
-        raise ValueError(f"{state.source}: {position} is for {patches} patches, no square; give image_size=.")
+        raise MissingHint(
+            "image_size", f"{state.source}: {position} is for {patches} patches, no square; give image_size=."
+        )
     return hints.image_size or (side * patch[0], side * patch[1])
 
 

@@ -9,7 +9,7 @@ features after the embedding, each block and the output: for the eight turns and
 by every residue of the total stride and by every number of strides up to a period of the windows.  With --images,
 predictions are compared on at most 200 of them, under turns, mirrors, shifts and every angle.
 
---output gets report.md, report.json and pictures.  --assert names symmetries, octic, flip or shift: if one is broken,
+--output gets report.md, symmetry.json and pictures.  --assert names symmetries, octic, flip or shift: if one is broken,
 one line says where, and the exit status is 1.
 """
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a run directory, a saved model, or weights such as model.safetensors or hf:ORG/NAME",
     )
     parser.add_argument("--images", help="a folder, a list (.txt) or a file of images to measure predictions on")
-    parser.add_argument("--output", type=pathlib.Path, help="a directory for report.md, report.json and pictures")
+    parser.add_argument("--output", type=pathlib.Path, help="a directory for report.md, symmetry.json and pictures")
     parser.add_argument("--assert", dest="asserted", type=_symmetries, default=(), help="octic, flip, shift")
     parser.add_argument("--image_size", type=command.size, help="HEIGHT,WIDTH of the inputs (the model's own)")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

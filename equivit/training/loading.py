@@ -1,11 +1,13 @@
 """Load a model by place: a run directory, a saved model, or a file of pretrained weights."""
 
+import functools
 import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from equivit import errors, pretrained
@@ -13,7 +15,7 @@ from equivit.data import config as data_config
 from equivit.models import saved
 from equivit.models.model import Config, ModelModule
 from equivit.pretrained import described, hub, places
-from equivit.pretrained.format import MissingHint
+from equivit.pretrained.format import with_hints
 from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import checkpoints
 from equivit.training import config as configs
@@ -108,14 +110,8 @@ def _is_public(place: str) -> bool:
 
 def load_with_hints(place: str, known: Mapping[str, Any]) -> ModelModule:
     """The model at a place, as `load_model`, with those hints among the known ones that its file does not determine."""
-    hints: dict[str, Any] = {}
-    while True:
-        try:
-            return load_model(place, **hints)
-        except MissingHint as missing:
-            if missing.hint in hints or missing.hint not in known:
-                raise
-            hints[missing.hint] = known[missing.hint]
+    hints = {name: value for name, value in known.items() if name != "image_size"}  # of the run, not of the file
+    return with_hints(functools.partial(load_model, place), hints)
 
 
 def preparation(place: str, model: Config) -> dict[str, Any]:
@@ -144,8 +140,21 @@ def normalisation(place: str, model: Config) -> dict[str, tuple[float, ...]]:
     recorded = trained_on(place).images
     if "mean" in recorded:
         return {key: tuple(recorded[key]) for key in ("mean", "std") if key in recorded}
-    is_clip = place.startswith("clip:") or getattr(model, "projection", None) is not None
+    # A new head replaces the projection; a norm before the first block, which only CLIP's files have, stays.
+    is_clip = place.startswith("clip:") or getattr(model, "projection", None) or getattr(model, "pre_norm", False)
     return dict(CLIP) if is_clip else {}
+
+
+def check_pixels(place: str, model: Config, data: ConfigDict) -> None:
+    """ValueError if `data` normalises pixels differently from the model at a place, where this is known."""
+    for key, theirs in normalisation(place, model).items():
+        ours = tuple(data[key])
+        if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=0, atol=1e-3):  # some files round them
+            fix = ",".join(f"{value:g}" for value in theirs)
+            raise ValueError(
+                f"--config.data.{key}={ours}: the images of {place} are normalised by {key}={theirs}; give "
+                f"--config.data.{key}={fix}."
+            )
 
 
 def trained_on(place: str | pathlib.Path) -> TrainedOn:

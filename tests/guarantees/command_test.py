@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from equivit.guarantees import examine
+from equivit.guarantees import examine, proof, report
+from equivit.guarantees.motions import Shift, Turn
 from equivit.models import saved
 from equivit.symmetry import __main__ as symmetry
 from equivit.trained_on import TrainedOn
@@ -41,7 +42,7 @@ def test_a_report_and_an_exit_status(place, capsys):
     assert last.startswith("error: shift: shift (") and last.endswith(
         "at the embedding in float64; the bound is 1e-10."
     )
-    found = json.loads((place / "out" / "report.json").read_text())
+    found = json.loads((place / "out" / "symmetry.json").read_text())
     assert found["symmetries"]["octic"] == {"holds": "yes", "broken": None}
     assert found["symmetries"]["shift"]["broken"]["stage"] == "the embedding"
     assert [proof["precision"] for proof in found["proofs"]] == ["float64", "float32"]
@@ -57,6 +58,17 @@ def test_a_report_and_an_exit_status(place, capsys):
 def test_a_symmetry_that_holds_exits_with_zero(place, capsys):
     assert symmetry.main([f"--input={place / 'model'}", "--assert=octic,flip"]) == 0
     assert "flip   holds" in capsys.readouterr().out
+
+
+def test_an_infinite_deviation_is_null_and_the_report_of_a_run_is_kept(tmp_path):
+    """Python would write Infinity, which is not JSON."""
+    stages, motions = (proof.Stage("the embedding"), proof.Stage("the output")), (Turn("m"), Shift((1, 0)))
+    found = proof.Proof("float64", (8, 12), stages, motions, np.full((2, 2), np.inf), np.zeros((2, 2)))
+    (tmp_path / "report.json").write_text("of a run")
+    report.write(tmp_path, report.Report("model", (found,), None, None, True))
+    text = (tmp_path / "symmetry.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["symmetries"]["shift"]["broken"]["deviation"] is None
+    assert (tmp_path / "report.json").read_text() == "of a run"
 
 
 def test_half_of_a_group_is_not_the_group(place, monkeypatch, capsys):

@@ -47,6 +47,13 @@ def test_an_invariant_model_is_symmetric_at_every_stage():
     assert at is not None and at.stage == "the embedding" and at.motion == "shift (1, 0)" and at.deviation > 0.1
 
 
+@pytest.mark.parametrize("family", ["I8", "I2"])
+def test_the_embedding_is_a_field_even_if_no_block_is_equivariant(family):
+    found = proof.prove(small(family, equivariant_blocks=0), inputs((8, 12)), (Turn("e"), Turn("m")), at="float64")
+    assert [stage.group is not None for stage in found.stages] == [True, False, False, False, False]
+    assert found.broken("flip") is None and found.deviations[1, 0] > 0
+
+
 def test_a_hybrid_model_breaks_at_its_first_dense_block():
     found = proven("H8")
     at = found.broken("octic")

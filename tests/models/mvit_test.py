@@ -129,3 +129,16 @@ def test_adapted_weights_are_the_ordinary_ones_but_for_positions():
     np.testing.assert_array_equal(again[name][::2], new[name])
     np.testing.assert_allclose(again[name][-1], (new[name][-1] + new[name][0]) / 2, atol=1e-6)
     assert models.adapt(ordinary, adaptive=("token", "pool"), select="input").config.parts == ("token", "pool")
+
+
+def test_an_ordinary_model_reads_the_positions_of_an_adaptive_one():
+    """Around the circle again, each distance has the vector it had."""
+    adaptive = small("mvitv2_t")
+    ordinary, changes = models.reconfigure(adaptive, adaptive=False)
+    old, new = logical.to_logical(adaptive), logical.to_logical(ordinary)
+    assert not changes.drawn and not changes.dropped and len(changes.resized) == 4
+    shapes = [shape for stage in range(2) for shape in adaptive.config.shapes(stage)]
+    for stage, shape in enumerate(shapes):
+        finer = min(shape.stride[0], shape.kv_stride[0])
+        name = f"stages.{stage}.blocks.0.attention.position.rows"
+        np.testing.assert_allclose(folded(new[name], shape.kv_stride[0] // finer), old[name][::finer], atol=1e-6)

@@ -127,6 +127,15 @@ def test_a_plain_model_made_equivariant_keeps_its_dense_half_its_head_and_symmet
     chex.assert_trees_all_close({name: again[name] for name in positions}, positions, rtol=0, atol=1e-6)
 
 
+def test_another_family_chooses_its_own_invariantization_and_keeps_a_given_one():
+    def invariant(new, **options):
+        before = models.abstract("vit_ti16", **SMALL, **options)
+        return jax.eval_shape(lambda model: models.remade(model, family=new)[0], before).config.invariant
+
+    assert invariant("D2") == "linear_signed" and invariant("I2", family="D2") == "power_spectrum"
+    assert invariant("D2", family="I2", invariant="max_filtering") == "max_filtering"
+
+
 def test_an_equivariant_model_made_invariant_or_wider():
     before = model("octic_vit_ti16", family="H8")
     _, report = remade(before, family="I8")

@@ -84,6 +84,26 @@ def test_octic_models_follow_p4m(family, size):
         assert np.abs(run(m, x[..., ::-1])[0] - run(m, x)[0]).max() > 1e-2  # other colours
 
 
+@pytest.mark.parametrize(
+    ("family", "size", "patch"), [("D8", (8, 12), (4, 4)), ("I8", (12, 12), (6, 6)), ("D2", (9, 12), (3, 4))], ids=str
+)
+def test_a_choice_by_the_input_follows_turns_mirrors_and_shifts(family, size, patch):
+    """A mirror maps the first pixel of a patch to its last one."""
+    choose = jax.jit(lambda m, x: m.selections(x)["patch_embed"])
+
+    def origins(x):
+        chosen = choose(m, x)
+        assert chosen.gap.min() > 1e-6
+        return np.equal.outer(chosen.index, np.arange(math.prod(patch))).reshape(-1, *patch)
+
+    with jax.enable_x64(True):
+        m, x = small(family, size, patch_size=patch, select="input"), images(size)
+        upright = origins(x)
+        for element, move in itertools.product(m.config.group.elements, SOME):
+            found = origins(np.roll(fields.act_on_image(element, x), move, (1, 2)))
+            np.testing.assert_array_equal(found, np.roll(fields.act_on_torus(element, upright, (1, 2)), move, (1, 2)))
+
+
 def test_octic_models_settle_ties():
     """Two equal objects tie in every orientation, a mirror-symmetric image too."""
     with jax.enable_x64(True):

@@ -197,10 +197,10 @@ def test_stochastic_depth_grows_from_block_to_block():
     assert float(jnp.abs(first.patches.values - second.patches.values).max()) > 1e-2
 
 
-@pytest.mark.parametrize("family", ("plain", "H8"))
-def test_one_pass_collects_attention_from_every_block(family):
-    """The weights of the class token in each block, as one block at a time has them; H8 changes from fields between."""
-    m, x = model(family), images((12, 20))
+@pytest.mark.parametrize(("family", "options"), [("plain", {}), ("H8", {}), ("I2", dict(equivariant_blocks=0))])
+def test_one_pass_collects_attention_from_every_block(family, options):
+    """The weights of the class token in each block, as one block at a time has them; fields end between, or before."""
+    m, x = model(family, **options), images((12, 20))
     collect = jax.jit(lambda m, x: m.collected(x, lambda block, tokens, layout: block.attention_weights(tokens, 1)))
     single = jax.jit(lambda m, x, i: m.attention_weights(x, i, rows=1), static_argnums=2)
     expected = jnp.stack([single(m, x, i) for i in range(m.config.depth)])

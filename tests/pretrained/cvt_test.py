@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import convert, logical, pretrained
+from equivit import convert, logical, models, pretrained
 from equivit.models import zoo
 from equivit.pretrained import cvt, mapping, reading
 from tests.parity.arrays import load, state
@@ -124,3 +124,6 @@ def test_files_that_are_none():
         pretrained.state_dict("cvt", zoo.abstract("swin_t"))
     with pytest.raises(ValueError, match="cvt: flavour='timm' is not one of transformers, microsoft"):
         pretrained.state_dict("cvt", model(), flavour="timm")
+    for fields, message in ((dict(padding="circular"), "padding='circular'; its"), (dict(adaptive=True), "adaptive=T")):
+        with pytest.raises(ValueError, match=f"cvt: cannot hold a model with {message}"):
+            pretrained.state_dict("cvt", models.reconfigure(model(), **fields)[0])

@@ -13,11 +13,12 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from equivit import convert, logical, pretrained
+from equivit import convert, logical, models, pretrained
 from equivit.models import saved
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import PRESETS, JumboViTConfig
 from equivit.pretrained import described, flip, reading
+from equivit.training import loading
 from tests.parity.arrays import load, state
 from tests.parity.models_test import FILES, hints
 from tests.pretrained import torch_archive
@@ -268,8 +269,12 @@ def test_models_that_a_format_cannot_hold_are_refused():
         pretrained.state_dict("octic_vits", written("H2")[0])
     with pytest.raises(ValueError, match="flavour='dino' is not one of deit, dinov2, generic"):
         pretrained.state_dict("octic_vits", written("H8")[0], flavour="dino")
-    with pytest.raises(ValueError, match="jumbo: cannot hold a model with class_token=True"):
-        pretrained.state_dict("jumbo", written("Jumbo's baseline")[0], flavour="release")
+    for flavour in ("release", "legacy"):
+        for other in ("Jumbo's baseline", "H8 pooled"):
+            with pytest.raises(
+                ValueError, match=f"jumbo: flavour='{flavour}' is for models with a Jumbo token; take '"
+            ):
+                pretrained.state_dict("jumbo", written(other)[0], flavour=flavour)
     with pytest.raises(ValueError, match="jumbo: cannot hold a model with norm_eps=1e-06"):
         pretrained.state_dict("jumbo", written("plain")[0])
     for flavour, other in (("release", "Jumbo of 2025"), ("legacy", "Jumbo"), ("plain", "Jumbo")):
@@ -287,14 +292,57 @@ def test_models_that_a_format_cannot_hold_are_refused():
         ("Jumbo's baseline", dict(mlp="gelu_tanh")),
         ("H8", dict(norm_eps=1e-5)),
         ("H2", dict(norm_eps=1e-5)),
+        ("H8", dict(pool="mean")),
+        ("D8", dict(pool_first=True)),
+        ("OpenAI's CLIP", dict(adaptive=("token",))),
+        ("plain", dict(adaptive=("token",))),
     ],
 )
 def test_a_function_that_no_reader_of_the_file_restores_is_refused(name, option):
     """A file may be read with options that it does not determine, but not written with them."""
     (source, flavour, fields), ((field, value),) = MODELS[name], option.items()
     model = pretrained.load(source, written(name)[2], num_heads=2, family=fields.get("family"), **option)
-    with pytest.raises(ValueError, match=f"{source}: cannot hold a model with {field}={value!r}; its code has"):
+    with pytest.raises(ValueError, match=re.escape(f"{source}: cannot hold a model with {field}={value!r}; its code")):
         pretrained.state_dict(source, model, flavour=flavour)
+
+
+@pytest.mark.parametrize(
+    ("source", "fields", "message"),
+    [
+        ("octic_vits", I8 | dict(invariant="linear_signed"), "invariant='linear_signed'; its code has 'linear'"),
+        ("octic_vits", I8 | dict(pool="class_and_mean", pool_blocks=2), "pool='class_and_mean'; its code has 'class'"),
+        ("transformers", dict(class_position=True, layer_scale=None, adaptive=("token",)), "adaptive=('token',)"),
+    ],
+)
+def test_a_readout_that_no_reader_of_the_file_restores_is_refused(source, fields, message):
+    model = jax.eval_shape(lambda: ViTConfig(**SMALL | fields).build(nnx.Rngs(0)))
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), model)
+    with pytest.raises(ValueError, match=re.escape(f"{source}: cannot hold a model with {message}")):
+        pretrained.state_dict(source, zeros)
+
+
+@pytest.mark.parametrize("name", ["H2", "plain registers", "H8"])
+def test_a_named_model_has_the_hints_that_its_weights_lack(name, tmp_path):
+    """Heads of another width, a family, a rectangle of positions; the latter only if the caller gives it."""
+    model, config, weights = written(name)
+    reading.write(tmp_path / "weights.npz", weights)
+    fields = dict(width=64, depth=3, num_heads=2, patch_size=8, mlp_dim=128)
+    preset = {"H2": ("flip_vit_ti16", dict(family="H2")), "H8": ("octic_vit_ti16", dict(family="H8"))}
+    named, family = preset.get(name, ("vit_ti16", {}))
+    make = functools.partial(models.create, named, pretrained=str(tmp_path / "weights.npz"), **fields, **family)
+    same_model(make(image_size=config.image_size), model)
+    if name == "plain registers":
+        with pytest.raises(ValueError, match="no square grid of patches"):
+            make()
+
+
+def test_a_new_head_keeps_the_statistics_of_clip(tmp_path):
+    reading.write(tmp_path / "clip.npz", written("OpenAI's CLIP")[2])
+    given = [f"--input={tmp_path / 'clip.npz'}", f"--output={tmp_path / 'model'}", "--num_heads=2", "--num_classes=4"]
+    assert convert.main(given) == 0
+    assert saved.trained_on(tmp_path / "model").images == loading.CLIP
+    model = pretrained.load(tmp_path / "clip.npz", num_heads=2, num_classes=4)
+    assert loading.normalisation(str(tmp_path / "clip.npz"), model.config) == loading.CLIP
 
 
 def test_entries_that_a_configuration_of_transformers_must_have_are_printed(capsys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical, pretrained
+from equivit import logical, models, pretrained
 from equivit.models import zoo
 from equivit.models.mvit.model import MViTConfig
 from equivit.pretrained import mapping, mvit
@@ -82,7 +82,9 @@ def test_positions_around_the_torus_have_no_file():
     with pytest.raises(ValueError, match=r"timm: adaptive=True has .*; load the model without it, .* models\.adapt\(m"):
         pretrained.load("timm", written, adaptive=True, **HINTS)
     found = pretrained.load("timm", written, adaptive=("token", "pool"), **HINTS)
-    same(pretrained.state_dict("timm", found), written)
+    same(pretrained.state_dict("timm", models.reconfigure(found, adaptive=False)[0]), written)
+    with pytest.raises(ValueError, match=r"cannot hold a model with adaptive=\('token', 'pool'\); its code has False"):
+        pretrained.state_dict("timm", found)
     adapted = zoo.abstract("mvitv2_t", **SMALL, adaptive=("position",))
     with pytest.raises(
         ValueError, match="timm: has no names for the positions around the torus of an adaptive MViT; k"

@@ -299,6 +299,25 @@ def test_a_repository_with_a_model_card(tmp_path, capsys):
     assert "--push=a/b is for --to=hf, not --to=timm." in capsys.readouterr().err
 
 
+def test_a_repository_replaces_only_its_own_files(tmp_path, capsys):
+    """A run keeps its config.json, and a project its README.md; a repository may be written again."""
+    saved.save(tmp_path / "model", written("plain")[0])
+    there = ["--to=hf", f"--input={tmp_path / 'model'}"]
+    for _ in range(2):
+        assert convert.main([*there, f"--output={tmp_path / 'repository'}"]) == 0
+    again = ["--to=hf", f"--input={tmp_path / 'repository'}", f"--output={tmp_path / 'repository'}"]
+    assert convert.main(again) == 0
+    assert "## Recipe" not in (tmp_path / "repository" / "README.md").read_text()  # the hub's config.json is none
+    capsys.readouterr()
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "project").mkdir()
+    for place, message in (("run/config.json", "is a run"), ("project/README.md", "its README.md would be replaced")):
+        (tmp_path / place).write_text("{}")
+        assert convert.main([*there, f"--output={(tmp_path / place).parent}"]) == 1
+        assert message in capsys.readouterr().err
+        assert (tmp_path / place).read_text() == "{}" and not (tmp_path / place).with_name("model.json").exists()
+
+
 def test_a_path_is_a_path(tmp_path):
     write(tmp_path / "timm")
     assert places.file(str(tmp_path / "timm")) == pathlib.Path(tmp_path / "timm")

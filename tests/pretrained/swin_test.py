@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import convert, logical, pretrained
+from equivit import convert, logical, models, pretrained
 from equivit.models import zoo
 from equivit.models.swin.model import SwinConfig
 from equivit.pretrained import mapping, reading, swin
@@ -129,3 +129,9 @@ def test_models_that_the_source_cannot_hold():
         pretrained.state_dict("timm", zoo.abstract("patchtst", length=20, channels=2, num_classes=3))
     with pytest.raises(ValueError, match="timm: flavour='deit3' is not one of timm, microsoft"):
         pretrained.state_dict("timm", model(1), flavour="deit3")
+
+
+def test_an_adaptive_model_is_not_written():
+    """Its tensors are the ordinary model's, whose function differs."""
+    with pytest.raises(ValueError, match="timm: cannot hold a model with adaptive=True; .* before models.adapt"):
+        pretrained.state_dict("timm", models.adapt(model(1)))

@@ -43,6 +43,15 @@ class DecomposedPosition(nnx.Module):
         """The parameters, by name, of these tables resized to another grid."""
         return {"rows": resize(self.rows[...], 2 * grid[0] - 1), "columns": resize(self.columns[...], 2 * grid[1] - 1)}
 
+    def taken(self, other: "CircularPosition") -> dict[str, jax.Array]:
+        """The parameters, by name, that read at each distance what a torus has there."""
+        found = {"rows": other.rows[...], "columns": other.columns[...]}
+        for (name, table), *sizes in zip(found.items(), other.stride, other.kv_stride, self.grid, strict=True):
+            stride, kv_stride, size = sizes
+            table = resize_around(table, size)
+            found[name] = table[..., line(size, kv_stride // min(stride, kv_stride)) % size, :]
+        return found
+
 
 class CircularPosition(nnx.Module):
     """The same on a torus, with one distance for each position of the map before pooling.
@@ -124,6 +133,14 @@ def distances(queries: int, keys: int) -> np.ndarray:
     return i * finer // queries + j * finer // keys
 
 
+def line(size: int, step: int) -> np.ndarray:
+    """The distance of each row of a table on a line, [2 size - 1].
+
+    If keys are `step` apart, distances begin at step - size, from the last key to the first query.
+    """
+    return np.arange(2 * size - 1) - max(0, size - step)
+
+
 def resize(table: jax.Array, size: int) -> jax.Array:
     """Linear resize of [*, distances, C] to `size` distances; a table of that size is returned unchanged."""
     if table.shape[-2] == size:
@@ -146,13 +163,12 @@ def resize_around(table: jax.Array, size: int) -> jax.Array:
 
 
 def folded(table: jax.Array, step: int) -> jax.Array:
-    """Fold a table of distances on a line, [*, 2 n - 1, C], to a circle of n positions, [*, n, C].
+    """Fold a table of distances on a `line`, [*, 2 n - 1, C], to a circle of n positions, [*, n, C].
 
-    Distances d and d - n coincide on a circle, which gets the mean of both if both exist.  If keys are `step` apart,
-    distances begin at step - n, from the last key to the first query; no pair is n apart.
+    Distances d and d - n coincide on a circle, which gets the mean of both if both exist; no pair is n apart.
     """
     size = (table.shape[-2] + 1) // 2
-    distance = np.arange(2 * size - 1) - max(0, size - step)
+    distance = line(size, step)
     matrix = (distance % size == np.arange(size)[:, None]) & (distance < size)
     matrix = jnp.asarray(matrix / matrix.sum(1, keepdims=True), jnp.promote_types(table.dtype, jnp.float32))
     return jnp.einsum("ts,...sc->...tc", matrix, table.astype(matrix.dtype)).astype(table.dtype)

@@ -170,6 +170,7 @@ class ViT(Switched):
     ) -> Any:
         """`collect(block, x, layout)` for every block and its input x, stacked over the blocks, in one pass."""
         x, layout = self.embed(images, keep)
+        x = x if self.config.k else self._dense(x)  # the input of the first block
         looks = collecting(lambda block, x: collect(block, x, layout), len(self.blocks), self.blocks[0], x)
         return self.trunk(x, layout, **looks)[1]
 
