@@ -16,8 +16,8 @@ The paper does not list the parameters without weight decay: here vectors, token
 aeon lacks InsectSound, FruitFlies, RightWhaleCalls, FaultDetectionA and WalkingSittingStanding: they are read from
 --config.data.directory, as <name>_TRAIN.ts and <name>_TEST.ts from timeseriesclassification.com or as .npz.  Others are
 read from there or through aeon.  Missing data sets are skipped.
-Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), small (ten
-small univariate sets, three of them the paper's and five of them in aeon's wheel: 8 patches, Xavier's initial weights,
+Modes, joined by commas: univariate (the paper's ten sets; the default), multivariate (its other ten), small
+(fourteen small univariate sets, three of them the paper's and six in aeon's wheel: 8 patches, Xavier's initial weights,
 batches of 64, 1,500 steps, four runs) or quicktest; public.
 """
 
@@ -29,7 +29,8 @@ SETS = {
     "MelbournePedestrian",
     "multivariate": "Tiselac WalkingSittingStanding SpokenArabicDigits FaceDetection PhonemeSpectra LSST "
     "UWaveGestureLibrary CharacterTrajectories AsphaltPavementTypeCoordinates MotorImagery",
-    "small": "MelbournePedestrian Crop ElectricDevices Adiac FaceAll ItalyPowerDemand ACSF1 ArrowHead GunPoint OSULeaf",
+    "small": "MelbournePedestrian Crop ElectricDevices Adiac ECG5000 FaceAll ItalyPowerDemand SyntheticControl Wafer "
+    "ACSF1 ArrowHead GunPoint OSULeaf PickupGestureWiimoteZ",
     "quicktest": "synthetic",
 }
 PUBLIC = ("patchtst_public", "patchtst_public_registers", "patchtst_public_jumbo")

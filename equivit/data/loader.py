@@ -332,13 +332,13 @@ def evaluate(
       seed: seed of the corruptions, of `config.eval_split` alone, and of the shuffled order.
       shuffle: whether to shuffle the examples; their content does not depend on it.
     """
-    split = config.eval_split if split is None else split
-    opened = _open(config, split, workers)
+    chosen = config.eval_split if split is None else split
+    opened = _open(config, chosen, workers)
     return EvaluationPipeline(
         **opened,
         share=Share(batch_size, process_index, process_count),
         transform=transforms.Evaluation(config),
-        corruption=corruptions.create(config, seed) if split == config.eval_split else None,
+        corruption=corruptions.create(config, seed) if chosen == config.eval_split else None,
         order=permutation(seed, 0, len(opened["source"])) if shuffle else None,
     )
 

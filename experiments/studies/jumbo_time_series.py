@@ -1,7 +1,7 @@
-"""PatchTST on ten small sets: does the order of Jumbo's Table 3 come out?
+"""PatchTST on fourteen small sets: does the order of Jumbo's Table 3 come out?
 
     python -m experiments studies.jumbo_time_series  # reads the JSON file
-    python -m experiments studies.jumbo_time_series --directory=/data/ucr --output=mine.json  # 30 sweeps of 4 runs
+    python -m experiments studies.jumbo_time_series --directory=/data/ucr --output=mine.json  # 42 sweeps of 4 runs
     python -m experiments studies.jumbo_time_series --config=configs/timeseries.py:small,public --output=mine.json
 
 The paper "closely follows" PatchTST.  Public PatchTST has batch norms after each branch, residual attention and series
