@@ -34,14 +34,9 @@ class Branch(NamedTuple):
     def __call__(self, x: Any, layout: Layout | None = None) -> Any:
         return self.forked(x, layout)[1]
 
-    @property
-    def absorbs(self) -> bool:
-        """Whether the body can absorb the vectors of norm and scale (`layers/absorbed.py`)."""
-        return getattr(self.body, "MAPS", None) is not None
-
     def forked(self, x: Any, layout: Layout | None = None) -> tuple[Any, Any]:
         """x and the branch, the terms of a residual sum; the norm's kernel, if any, adds their gradients."""
-        return _forked(layout, self, x) if self.absorbs else (x, _by_parts(layout, self, x))
+        return _forked(layout, self, x) if getattr(self.body, "MAPS", None) else (x, _by_parts(layout, self, x))
 
     def added(
         self, x: Any, layout: Layout | None = None, entries: float = 0.0, rate: Rate = 0.0, key: Key = None
@@ -50,7 +45,7 @@ class Branch(NamedTuple):
 
         Without a key it is one operation for an octic block if `kernels.using` selects it.
         """
-        if key is None and self.absorbs:
+        if key is None and getattr(self.body, "MAPS", None):
             return _added(layout, self, x)
         x, y = self.forked(x, layout)
         return x + branch_path(y, entries, rate, key)
