@@ -136,7 +136,7 @@ def _features(plan: Plan, config: ConfigDict, before: ModelModule, after: ModelM
     path = plan.workdir / "features.json"
     if not path.is_file():
         images = _images(plan, config, config.data.eval_split)
-        command.say(f"Features: before and after, on {images.found} images of {images.split}.")
+        command.say(f"Features: before and after, on {images.found} images of {config.data.eval_split}.")
         found = nearness.measure(backbone(before), backbone(after), images)
         files.write_text(path, json.dumps({name: part.tolist() for name, part in found._asdict().items()}) + "\n")
     stored = files.read_json(path, *Nearness._fields)

@@ -36,7 +36,7 @@ class TrainingImages:
         workers: int = 0,
     ):
         self.data, self.number, self.batch_size, self.seed, self.workers = data, number, batch_size, seed, workers
-        self.split = split or data.split
+        self.split = split
 
     @property
     def found(self) -> int:
@@ -45,7 +45,7 @@ class TrainingImages:
 
     def _pipeline(self) -> loader.EvaluationPipeline:
         share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
-        options: dict[str, Any] = dict(split=self.split, shuffle=True, seed=self.seed, workers=self.workers)
+        options: dict[str, Any] = dict(split=self.split or self.data.split, shuffle=True, seed=self.seed, workers=self.workers)
         return loader.evaluate(self.data, batch_size=self.batch_size, **options, **share)
 
     def __iter__(self) -> Iterator[np.ndarray]:
