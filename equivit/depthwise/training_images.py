@@ -45,8 +45,9 @@ class TrainingImages:
 
     def _pipeline(self) -> loader.EvaluationPipeline:
         share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
-        options: dict[str, Any] = dict(split=self.split or self.data.split, shuffle=True, seed=self.seed, workers=self.workers)
-        return loader.evaluate(self.data, batch_size=self.batch_size, **options, **share)
+        options: dict[str, Any] = dict(shuffle=True, seed=self.seed, workers=self.workers)
+        split = self.split or self.data.split
+        return loader.evaluate(self.data, batch_size=self.batch_size, split=split, **options, **share)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         data = self.data
