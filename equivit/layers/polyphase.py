@@ -92,10 +92,10 @@ def corner_norms(x: jax.Array, stride: Pair) -> jax.Array:
 
     Shapes: [B, H, W, C] -> [B, sh sw], phases in row-major order.
     """
-    squares = jnp.square(lattice_norms(x, stride)).reshape(-1, *stride)
+    squares = jnp.square(lattice_norms(x, stride)).reshape(len(x), *stride)
     for axis in (1, 2):
         squares += jnp.roll(squares, 1, axis)  # the last pixel of a block, modulo the stride, is the one before it
-    return jnp.sqrt(squares).reshape(len(x), -1)
+    return jnp.sqrt(squares).reshape(len(x), stride[0] * stride[1])
 
 
 def embedding_norms(
