@@ -131,7 +131,7 @@ class Parts(NamedTuple):
 
 
 def prepare(config: ConfigDict) -> Parts:
-    """Open the data of a run, build its parts and check that they fit together, also those of the evaluation.
+    """Open the data of a run, build its parts and check that they fit together and suit the evaluation.
 
     Raises:
       FileNotFoundError: data or weights are missing.

@@ -65,7 +65,7 @@ def write(
 
 
 def check(folder: pathlib.Path) -> None:
-    """ValueError if `write` would replace files that it has not written, such as those of a run."""
+    """ValueError if `write` would replace files of other origin, such as a run's."""
     present = [name for name in ("config.json", "README.md") if (folder / name).exists()]
     if present and not OURS.items() <= places.config(folder).items():
         raise ValueError(

@@ -29,7 +29,7 @@ class MissingHint(ValueError):
 
 
 def with_hints(load: Callable[..., T], known: Mapping[str, Any]) -> T:
-    """Call `load` with those of the known hints that its file does not determine."""
+    """Call `load` with the known hints that its file does not determine."""
     hints: dict[str, Any] = {}
     while True:
         try:

@@ -36,7 +36,7 @@ class Program(NamedTuple):
     init: Callable[[Arrays], State]
     compiled: Any  # the jitted step of (state, teachers, batch, static), which donates the state
     lr: Schedule  # by step
-    total: int  # steps of the schedules: `schedule.length`, or those of the run
+    total: int  # steps of the schedules: `schedule.length`, or the run's length
     weight_decay: Schedule | None = None  # by step; None if it is constant
 
     def step(self, state: State, batch: Batch, static: Hashable = None) -> tuple[State, Metrics]:

@@ -1,4 +1,4 @@
-"""Teachers: the classes that they were trained on must be those of the data, if the objective trains a head."""
+"""Teachers: an objective with a head needs a teacher whose classes are the data's."""
 
 import pytest
 from flax import nnx
