@@ -231,7 +231,7 @@ def test_modes_and_large_sets():
     assert sweep_config.epochs(config, "Tiselac", 81714) == 20
     for mode, models in (("small", 3), ("small,public", 6)):
         config = configs.load(f"configs/timeseries.py:{mode}", schema=sweep_config.SCHEMA)
-        assert len(config.data.names) == 10 and len(config.models) == models and config.patches == (8,)
+        assert len(config.data.names) == 14 and len(config.models) == models and config.patches == (8,)
     assert config.model.init == "xavier_uniform"
     with pytest.raises(ValueError, match="mode='univarate' is not one of .*; the nearest is 'univariate'"):
         configs.load("configs/timeseries.py:univarate", schema=sweep_config.SCHEMA)
