@@ -123,7 +123,7 @@ def deit3(width: int) -> dict[str, np.ndarray]:
 
 def test_every_example_is_run_by_a_test():
     words = ["jnp.rot90", "Classifier", "logits.shape", "photo.jpg", "predict.load", "replacement.replace", "def blur"]
-    words += ["reconfigure", "nnx.Optimizer", "to_linen", "randomise", "savez_compressed"]
+    words += ["reconfigure", "nnx.Optimizer", "to_linen", "randomise", "savez_compressed", 'Digits("test")']
     assert len(BLOCKS) == len(words) and all(map(block, words))
 
 
@@ -230,6 +230,13 @@ def test_a_model_in_other_training_code(capsys):
 def test_guarantees_on_a_random_model(capsys):
     exec(compile(block("randomise"), "docs/how_to/guarantees.md", "exec"), {})
     assert all(0 < float(line) < 1e-5 for line in capsys.readouterr().out.splitlines())
+
+
+def test_digits_for_the_table_of_guarantees(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block('Digits("test")'), "docs/how_to/guarantees.md", "exec"), {})
+    shapes = [np.asarray(Image.open(file)).shape for file in (tmp_path / "digits").glob("*.png")]
+    assert shapes == [(8, 8)] * 100
 
 
 def test_assert_equivariant_on_your_own_function(tmp_path):
