@@ -70,33 +70,41 @@ def random_model(name: str, **options):
 
 
 def call(function: Callable, *arguments) -> Callable[[], Any]:
-    """The call of a function compiled for these arguments, passed as a flat list: a module is slow to flatten."""
+    """The call of a function compiled for these arguments."""
+    return compiled(function, *arguments).start()
+
+
+def compiled(function: Callable, *arguments) -> Compiled:
+    """A function compiled for arguments, which may be shapes if it never starts."""
+    leaves, program = _flat(function, arguments)
+
+    def start():
+        arrays = jax.block_until_ready(jax.device_put(leaves))
+        return lambda: program(arrays)
+
+    return Compiled(start, machine.memory(program))
+
+
+def _flat(function: Callable, arguments: tuple) -> tuple[list, jax.stages.Compiled]:
+    """The leaves of the arguments, and a program that takes them as a list: the host is slow to flatten a module."""
     leaves, structure = jax.tree.flatten(arguments)
-    leaves = jax.device_put(leaves)
-    compiled = jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
-    return lambda: compiled(leaves)
+    return leaves, jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
 
 
 def _compiled(module, x, precision) -> Compiled:
-    """The module that `module` makes, compiled for what `x` makes; both are passed as a flat list (see `call`)."""
+    """The module that `module` makes, compiled for what `x` makes."""
 
     def make():
         made = module()
         return cast(made, "bfloat16") if precision == "bfloat16" else made, x()
 
-    leaves, structure = jax.tree.flatten(jax.eval_shape(make))
-
-    def apply(leaves):
-        module, x = jax.tree.unflatten(structure, leaves)
-        return cast(module, precision)(x)
-
-    compiled = jax.jit(apply).lower(leaves).compile()
+    _, program = _flat(lambda module, x: cast(module, precision)(x), jax.eval_shape(make))
 
     def start():
         arguments = jax.block_until_ready(jax.jit(lambda: jax.tree.leaves(make()))())
-        return lambda: compiled(arguments)
+        return lambda: program(arguments)
 
-    return Compiled(start, machine.memory(compiled))
+    return Compiled(start, machine.memory(program))
 
 
 def training_step(config, objective=None) -> Compiled:
@@ -105,18 +113,18 @@ def training_step(config, objective=None) -> Compiled:
     `objective` is one to take in place of the config's.
     """
     lowered, batch, init = lower_training_step(config, objective)
-    compiled = lowered.compile()
+    program = lowered.compile()
 
     def start():
         state, arrays = [init()], jax.tree.map(lambda a: _random(a.shape, a.dtype), batch)
 
         def call():
-            state[0], metrics = compiled(state[0], {}, arrays)
+            state[0], metrics = program(state[0], {}, arrays)
             return metrics
 
         return call
 
-    return Compiled(start, machine.memory(compiled))
+    return Compiled(start, machine.memory(program))
 
 
 def first_step(config, mesh):

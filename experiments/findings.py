@@ -1,9 +1,10 @@
-"""Results of a script: claims, the JSON file, tables."""
+"""Results of a script: claims, entries of its JSON file, tables."""
 
 import dataclasses
 import json
+import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from equivit import files
@@ -40,17 +41,105 @@ class Claim:
         return f"{verdict:10} {self.text}: {ours}, claimed {' and '.join(bounds)}"
 
 
-def measured(
-    measure: Callable[..., dict], variants: Mapping[str, tuple], columns: Mapping[str, str], budget: Budget
-) -> list[dict]:
-    """`measure` of the arguments of each variant, unless it does not fit into the budget or fails; prints each row."""
-    rows = []
-    for name, arguments in variants.items():
-        if budget.allows(name):
-            with budget.trying(name):
-                rows.append(measure(*arguments))
-                print(table(rows[-1:], columns), flush=True)
-    return rows
+class Entry:
+    """An entry of the JSON file that is written after each measurement, so that an interrupted run keeps its rows.
+
+    Rows of earlier runs stay, each with its commit.  All are of one machine, its versions, and one choice of settings:
+    other settings need another entry, and so does another machine, unless its run measures every row of the entry.
+
+    Args:
+      options: what `flags.parser` parsed; ValueError if its entry has other settings.
+      settings: what all rows share; stored beside them.
+      budget: of `measured`; its omissions and failures are stored.
+    """
+
+    def __init__(self, options, settings: Mapping[str, Any], budget: Budget | None = None):
+        self._options, self.budget, self._facts = options, budget or Budget(math.inf), facts()
+        self._settings = json.loads(json.dumps(settings))
+        self._before = read(options).get(options.entry, {})
+        self._tables: dict[str, _Table] = {}
+        self._begun = False  # to write
+        for name, value in self._settings.items():
+            if (other := self._before.get(name, value)) != value:
+                self._refuse(f"was measured with {name}={other}, and this run has {value}")
+
+    def keep(self, by: Sequence[str], keys: Iterable[tuple], name: str = "rows") -> None:
+        """Begin a table with the rows of earlier runs.
+
+        Args:
+          by: the fields that tell measurements apart; a measurement may have several rows.
+          keys: their values in the measurements of this run.
+
+        Raises:
+          ValueError: the entry has rows of another machine or other versions that this run does not measure.
+        """
+        kept = self._tables[name] = _Table(by, list(keys))
+        before = self._before.get(name, [])
+        kept.add({**row, "commit": row.get("commit", self._before["commit"])} for row in before)
+        if elsewhere := self._elsewhere():
+            if lost := [key for key in kept.rows if key not in kept.keys]:
+                self._refuse(f"has rows of {elsewhere} that this run does not measure, such as {kept.label(lost[0])}")
+            kept.rows.clear()
+
+    def add(self, rows: Iterable[Mapping[str, Any]], name: str = "rows", **others: Any) -> None:
+        """Write the rows of a measurement, in place of its earlier ones, and other results."""
+        self._begun = True
+        self._tables[name].add({**row, "commit": self._facts["commit"]} for row in rows)
+        _put(self._options, {**self._facts, **self._results(), **others})
+
+    def rows(self, name: str = "rows") -> list[dict[str, Any]]:
+        """All rows of a table."""
+        return [row for rows in self._tables[name].rows.values() for row in rows]
+
+    def measured(self, measure: Callable[..., dict], columns: Mapping[str, str], name: str = "rows") -> list[dict]:
+        """All rows after `measure(*key)` of each key, unless it does not fit into the budget or fails; prints each."""
+        for key in self._tables[name].keys:
+            label = self._tables[name].label(key)
+            if self.budget.allows(label):
+                with self.budget.trying(label):
+                    row = measure(*key)
+                    self.add([row], name)
+                    print(table([row], columns), flush=True)
+        return self.rows(name)
+
+    def finish(self, claims: Sequence[Claim], **others: Any) -> int:
+        """`findings.finish` with settings, rows and other results; where nothing was measured, the file stays."""
+        if self._begun or not self._tables:
+            return finish(self._options, {**self._results(), **others}, claims, self.budget)
+        print(f"nothing was measured: {self._options.output}")
+        return _judged(claims, self.budget)[1]
+
+    def _results(self) -> dict[str, Any]:
+        return self._settings | {name: self.rows(name) for name in self._tables}
+
+    def _elsewhere(self) -> str:
+        """The other machine or the other versions of earlier rows; "" if they are those of this run."""
+        before = self._before or self._facts
+        if before["device"]["name"] != self._facts["device"]["name"]:
+            return before["device"]["name"]
+        return ", ".join(f"{n} {v}" for n, v in before["versions"].items() if self._facts["versions"].get(n) != v)
+
+    def _refuse(self, why: str) -> None:
+        raise ValueError(f"{self._options.output}: entry {self._options.entry} {why}; name another one with --entry.")
+
+
+class _Table:
+    """Rows by the fields that tell their measurements apart, and the keys of the measurements of this run."""
+
+    def __init__(self, by: Sequence[str], keys: list[tuple]):
+        self.by, self.keys = by, keys
+        self.rows: dict[tuple, list[dict[str, Any]]] = {}
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Rows of one measurement replace its earlier ones, at their place."""
+        new: dict[tuple, list[dict[str, Any]]] = {}
+        for row in rows:
+            new.setdefault(tuple(row[field] for field in self.by), []).append(row)
+        self.rows |= new
+
+    def label(self, key: tuple) -> str:
+        """A key in words."""
+        return ", ".join(f"{field} {value}" for field, value in zip(self.by, key, strict=True))
 
 
 def finish(options, results: Mapping[str, Any], claims: Sequence[Claim], budget: Budget | None = None) -> int:
@@ -58,7 +147,13 @@ def finish(options, results: Mapping[str, Any], claims: Sequence[Claim], budget:
 
     `options` is what `flags.parser` parsed.
     """
-    budget = budget or Budget(0)
+    judged, status = _judged(claims, budget or Budget(0))
+    write(options, {**results, **judged})
+    return status
+
+
+def _judged(claims: Sequence[Claim], budget: Budget) -> tuple[dict[str, Any], int]:
+    """Claims and budget as `finish` writes them, and the exit status; prints them."""
     for name in budget.left_out:
         print(f"left out: {name}")
     for name, error in budget.failed.items():
@@ -66,8 +161,8 @@ def finish(options, results: Mapping[str, Any], claims: Sequence[Claim], budget:
     for claim in claims:
         print(claim)
     judged = [{**dataclasses.asdict(claim), "holds": claim.holds} for claim in claims]
-    write(options, {**results, "claims": judged, "left_out": budget.left_out, "failed": budget.failed})
-    return int(bool(budget.failed) or any(claim.holds is False for claim in claims))
+    found = dict(claims=judged, left_out=budget.left_out, failed=budget.failed)
+    return found, int(bool(budget.failed) or any(claim.holds is False for claim in claims))
 
 
 def write(options, results: Mapping[str, Any]) -> None:
@@ -76,16 +171,24 @@ def write(options, results: Mapping[str, Any]) -> None:
     So does an entry with the same results: it names the machine and the commit that trained the runs of a study, which
     may be reported again elsewhere.
     """
-    facts = dict(device=machine.device(), versions=machine.versions(), commit=machine.commit())
-    entries = read(options)
-    known = {key: value for key, value in entries.get(options.entry, {}).items() if key not in facts}
+    about = facts()
+    known = {key: value for key, value in read(options).get(options.entry, {}).items() if key not in about}
     if known == json.loads(json.dumps(results)):
         print(f"as before: {options.output}")
         return
-    entries |= {options.entry: {**facts, **results}}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(options.output, json.dumps(entries, indent=1) + "\n")
+    _put(options, {**about, **results})
     print(f"written: {options.output}")
+
+
+def _put(options, entry: Mapping[str, Any]) -> None:
+    """Write one entry of the JSON file."""
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(options.output, json.dumps(read(options) | {options.entry: entry}, indent=1) + "\n")
+
+
+def facts() -> dict[str, Any]:
+    """Machine, versions and commit of a result."""
+    return dict(device=machine.device(), versions=machine.versions(), commit=machine.commit())
 
 
 def picture(options) -> pathlib.Path:

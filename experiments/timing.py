@@ -74,7 +74,9 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 class Budget:
-    """The minutes that a script may take: a variant begins only if it would still fit, were it as long as the longest.
+    """The minutes that a script may take.
+
+    A variant begins only if it would fit even if it took as long as the longest so far.
 
     `left_out` has the names of variants that did not begin, `failed` the errors of variants by name.
     """

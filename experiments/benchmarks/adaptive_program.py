@@ -1,4 +1,4 @@
-"""The compiler's program for an H200 of adaptive and of ordinary models: kernels, bytes, a floor of the time.
+"""Programs for an H200 of adaptive and of ordinary models, by the compiler: kernels, bytes, a floor of the time.
 
     JAX_PLATFORMS=cpu python -m experiments benchmarks.adaptive_program  # about half an hour, without a GPU
 
@@ -6,7 +6,7 @@ It needs JAX's CUDA plugin (docs/accelerators.md).  Batches of 128 images of the
 taken with respect to the parameters, in training mode.  `equivit.targets` defines the floor.
 """
 
-import sys
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -30,21 +30,25 @@ def main(arguments=None) -> int:
     options.add_argument(
         "--models", type=flags.one_of(tuple(MODELS)), default=list(MODELS), help="such as Swin-T,CvT-13"
     )
-    return flags.run(_run, options.parse_args(arguments))
+    options = options.parse_args(arguments)
+    entry = findings.Entry(options, dict(batch=BATCH, card=TARGET.card.name))
+    each = list(itertools.product(options.models, ("forward", "gradient")))
+    entry.keep(("model", "what"), each)
+    for model, what in each:
+        entry.add(found := measure(model, what))
+        print(findings.table(found, COLUMNS), flush=True)
+    print(findings.table(entry.rows(), COLUMNS))
+    return entry.finish([])
 
 
-def _run(options) -> int:
-    rows, floors = [], {}
-    for model in options.models:
-        for what in ("forward", "gradient"):
-            for form in FORMS:
-                found = figures(compile_for_h200(*whole(model, what, form)), 1)
-                floors[form] = found.pop("floor_us") / 1e3
-                ratio = floors[form] / floors["ordinary"]
-                rows.append(dict(model=model, what=what, form=form, **found, floor_ms=floors[form], ratio=ratio))
-                print(findings.table(rows[-1:], COLUMNS), flush=True)
-    print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(batch=BATCH, card=TARGET.card.name, rows=rows), [])
+def measure(model: str, what: str) -> list[dict]:
+    """A row for each form, and the ratio of its floor to the ordinary model's."""
+    rows = []
+    for form in FORMS:
+        found = figures(compile_for_h200(*whole(model, what, form)), 1)
+        found["floor_ms"] = found.pop("floor_us") / 1e3
+        rows.append(dict(model=model, what=what, form=form, **found))
+    return [{**row, "ratio": row["floor_ms"] / rows[0]["floor_ms"]} for row in rows]
 
 
 def whole(model: str, what: str, form: str, batch: int = BATCH) -> tuple[Callable, tuple]:
@@ -63,7 +67,3 @@ def whole(model: str, what: str, form: str, batch: int = BATCH) -> tuple[Callabl
 
     function = forward if what == "forward" else recording()(jax.grad(loss, has_aux=True))
     return function, (parameters, others, images)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,15 +7,15 @@ Forward passes of 64 images of the published size in float32, with JAX's default
 Nothing runs.  `tpu_compile` says what an estimate is and leaves out; here arguments lie as a program gets them.
 """
 
+import functools
 import importlib.metadata
 import itertools
-import math
 import pathlib
 from collections.abc import Sequence
 
 import jax
 
-from experiments import findings, flags, timing
+from experiments import findings, flags
 from experiments.benchmarks.adaptive_program import FORMS, MODELS, whole
 from experiments.benchmarks.tpu_compile import TOPOLOGY, chip, compiled, described_chip, estimate
 
@@ -29,13 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--models", type=flags.one_of(tuple(MODELS)), default=["Swin-T", "CvT-13"], help="such as Swin-T,CvT-13"
     )
-    options, budget = parser.parse_args(arguments), timing.Budget(math.inf)
+    options = parser.parse_args(arguments)
     with described_chip() as folder:
-        variants = {", ".join(one): (*one, folder) for one in itertools.product(options.models, FORMS)}
-        rows = findings.measured(row, variants, COLUMNS, budget)
+        facts = dict(topology=TOPOLOGY, libtpu=importlib.metadata.version("libtpu"), batch=BATCH)
+        entry = findings.Entry(options, facts)
+        entry.keep(("model", "form"), itertools.product(options.models, FORMS))
+        rows = entry.measured(functools.partial(row, folder=folder), COLUMNS)
     print(findings.table(rows, COLUMNS))
-    facts = dict(topology=TOPOLOGY, libtpu=importlib.metadata.version("libtpu"), batch=BATCH)
-    return findings.finish(options, dict(**facts, rows=rows), [], budget)
+    return entry.finish([])
 
 
 def row(model: str, form: str, folder: pathlib.Path) -> dict:

@@ -8,6 +8,7 @@ Forward passes of one block of ViT-S, L and H, every parameter random, in turn; 
 Claims, in float32: octic takes at most the peer's time, dense at most 1.3 times it.
 """
 
+import functools
 import itertools
 
 import jax
@@ -38,13 +39,13 @@ def main(arguments=None) -> int:
         parser.add_argument(flag, type=flags.one_of(known), default=known)
     parser.add_argument("--peer", choices=("torch", "none"), default="torch")
     options = parser.parse_args(arguments)
-    budget, sizes = timing.Budget(options.minutes), itertools.product(map(int, options.widths), options.types)
-    variants = {f"{width} {dtype}": (width, dtype, options) for width, dtype in sizes}
-    rows = findings.measured(measure, variants, COLUMNS, budget)
+    entry = findings.Entry(options, dict(runs=options.runs, peer=options.peer), timing.Budget(options.minutes))
+    entry.keep(("width", "type"), itertools.product(map(int, options.widths), options.types))
+    rows = entry.measured(functools.partial(measure, options=options), COLUMNS)
     print(f"\nmilliseconds, ours and torch's, on {machine.device()['threads']} threads")
     print(findings.table(rows, COLUMNS))
     claims = [claim for row in rows for claim in claims_of(row)]
-    return findings.finish(options, dict(runs=options.runs, rows=rows), claims, budget)
+    return entry.finish(claims)
 
 
 def measure(width: int, dtype: str, options) -> dict:

@@ -31,17 +31,20 @@ def main(arguments=None) -> int:
     options = flags.timing_parser(__doc__, __file__, runs=3, warmup=1, minutes=20)
     options.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     options = options.parse_args(arguments)
-    budget, rows = timing.Budget(options.minutes), {}
+    budget, rounds = timing.Budget(options.minutes), {}
     variants = list(itertools.product(FAMILIES, REMAT, options.depths))
+    entry = findings.Entry(options, dict(runs=options.runs), budget)
+    entry.keep(("family", "remat", "depth"), variants)
     for _ in range(options.warmup):  # of Python, not of caches
         compile_once(*variants[0])
     for turn in range(options.runs):
         for variant in variants[:: -1 if turn % 2 else 1]:
             if budget.allows(f"round {turn + 1}, {' '.join(map(str, variant))}"):
-                rows.setdefault(variant, []).append(compile_once(*variant))
-    rows = [summary(*variant, rows[variant]) for variant in variants if variant in rows]
+                rounds.setdefault(variant, []).append(compile_once(*variant))
+                entry.add([summary(*variant, rounds[variant])])
+    rows = entry.rows()
     print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(runs=options.runs, rows=rows), claims_of(rows, options.depths), budget)
+    return entry.finish(claims_of(rows, [*options.depths, *(row["depth"] for row in rows)]))
 
 
 COLUMNS = dict(family="", remat="remat", depth="blocks", cpu_seconds="s, processors", seconds="s, elapsed")

@@ -12,6 +12,7 @@ peer, BiXT at most 1.1 times.
 """
 
 import contextlib
+import functools
 import os
 import pathlib
 import tempfile
@@ -36,18 +37,20 @@ COLUMNS |= dict(channels_last="channels last", over_peer="ours/peer", folded_ove
 
 
 def main(arguments=None) -> int:
-    parser = flags.timing_parser(__doc__, __file__, runs=20, warmup=3, minutes=40)
+    parser = flags.timing_parser(__doc__, __file__, runs=15, warmup=3, minutes=40)
     parser.add_argument("--peer", help="a Python with torch and timm; without it nothing is compared")
     parser.add_argument("--models", type=flags.one_of(list(LIMITS)), default=list(LIMITS))
     parser.add_argument("--batch", type=int, default=8, help="images (%(default)s)")
     parser.add_argument("--size", type=int, default=224, help="their height and width (%(default)s)")
     options = parser.parse_args(arguments)
-    budget = timing.Budget(options.minutes)
-    rows = findings.measured(measure, {name: (name, options) for name in options.models}, COLUMNS, budget)
+    settings = dict(batch=options.batch, size=options.size, runs=options.runs, threads=THREADS)
+    settings |= dict(peer=options.peer is not None)
+    entry = findings.Entry(options, settings, timing.Budget(options.minutes))
+    entry.keep(("model",), [(name,) for name in options.models])
+    rows = entry.measured(functools.partial(measure, options=options), COLUMNS)
     print(f"\nmilliseconds for {options.batch} images of {options.size} px, on {THREADS} threads")
     print(findings.table(rows, COLUMNS))
-    facts = dict(batch=options.batch, size=options.size, runs=options.runs, threads=THREADS)
-    return findings.finish(options, dict(**facts, rows=rows), list(map(claim_of, rows)), budget)
+    return entry.finish(list(map(claim_of, rows)))
 
 
 def measure(name: str, options) -> dict:

@@ -9,6 +9,7 @@ pass; the two linear maps alone; and forward with the gradients of x and all par
 pass takes at most 1.1 times torch's time.
 """
 
+import functools
 import importlib.util
 import itertools
 import math
@@ -42,15 +43,17 @@ def main(arguments=None) -> int:
     for flag, known in (("--widths", WIDTHS), ("--tokens", TOKENS), ("--kernels", KERNELS)):
         parser.add_argument(flag, type=flags.each_at_least(1), default=known, help="with commas between (%(default)s)")
     options = parser.parse_args(arguments)
-    budget, sizes = timing.Budget(options.minutes), itertools.product(options.kernels, options.widths, options.tokens)
-    variants = {f"k={k} width {width}, {tokens} tokens": (k, width, tokens, options) for k, width, tokens in sizes}
-    rows = findings.measured(measure, variants, COLUMNS, budget)  # claimed sizes first
+    settings = {key: getattr(options, key) for key in ("runs", "peer", "threads")}
+    entry = findings.Entry(options, settings, timing.Budget(options.minutes))
+    sizes = itertools.product(options.kernels, options.widths, options.tokens)  # claimed ones first
+    entry.keep(("kernel", "width", "tokens"), sizes)
+    rows = entry.measured(functools.partial(measure, options=options), COLUMNS)
     print(f"\nmilliseconds, ours and torch's, {options.threads or 'all'} threads")
     print(findings.table(rows, COLUMNS))
     text = "k=3, width {width}, {tokens} tokens: our forward time over torch's"
     claimed = [row for row in rows if row["kernel"] == 3]
     claims = [Claim(text.format(**row), row["forward_over_torch"], at_most=LIMIT) for row in claimed]
-    return findings.finish(options, dict(runs=options.runs, rows=rows), claims, budget)
+    return entry.finish(claims)
 
 
 def measure(kernel: int, width: int, tokens: int, options) -> dict:

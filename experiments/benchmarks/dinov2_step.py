@@ -51,10 +51,12 @@ def main(arguments=None) -> int:
     parser.add_argument("--local", type=int, default=48, help="side of local crops (%(default)s)")
     parser.add_argument("--prototypes", type=int, default=4096, help="(%(default)s)")
     options = parser.parse_args(arguments)
-    budget = timing.Budget(options.minutes)
-    rows = findings.measured(step, {family: (family, options) for family in options.families}, STEP, budget)
-    kinds = {f"{kind} blocks": (kind, options) for kind in ("dense", "octic")}
-    subsets = findings.measured(blocks, kinds, SUBSETS, budget)
+    settings = {name: getattr(options, name) for name in ("size", "batch", "image", "local", "prototypes", "runs")}
+    entry = findings.Entry(options, dict(settings=settings), timing.Budget(options.minutes))
+    entry.keep(("family",), [(family,) for family in options.families], "step")
+    entry.keep(("kind",), [("dense",), ("octic",)], "subsets")
+    rows = entry.measured(functools.partial(step, options=options), STEP, "step")
+    subsets = entry.measured(functools.partial(blocks, options=options), SUBSETS, "subsets")
     plain = next((row["step"] for row in rows if row["family"] == "plain"), None)
     for row in rows:
         row["over_plain"] = timing.ratio(row["step"], plain)
@@ -66,9 +68,7 @@ def main(arguments=None) -> int:
     claims = [Claim(f"{row['family']}: a step over its parts", row["over_parts"], at_most=1.15) for row in rows]
     claims += [Claim(f"{row['kind']}: subsets over draws per image", row["ratio"], at_most=0.75) for row in subsets]
     claims.append(Claim("memory of heads and losses, in arrays of logits", arrays, at_most=0.5))
-    settings = {name: getattr(options, name) for name in ("size", "batch", "image", "local", "prototypes", "runs")}
-    results = dict(settings=settings, step=rows, subsets=subsets, head_arrays=arrays)
-    return findings.finish(options, results, claims, budget)
+    return entry.finish(claims, head_arrays=arrays)
 
 
 def step(family: str, options) -> dict:

@@ -5,11 +5,11 @@
     python -m experiments benchmarks.gpu --dry  # on any machine: lists the cells, and what each card has measured
     python -m experiments benchmarks.gpu --quick --output=/tmp/gpu.json  # tiny sizes on any machine; tries the script
 
-The JSON has an entry for each card, in which every cell has its commit; it is written after each cell.  A cell that is
-there is not measured again: another --output begins from the start.  The peer is a Python with torch, and timm for
-timm's blocks; --official is a clone of github.com/davnords/octic-vits, for its octic blocks.  Times are medians.
-A block's time is an eighth of the time of a stack of 8 blocks; "kernels", from a trace, are of the whole stack.  No
-claims.
+The JSON has an entry for each card, in which every cell has its machine, versions, commit and settings; it is written
+after each cell.  A cell that is there with the same settings is not measured again: another --output begins from the
+start.  Cells of --quick have an entry of their own.  The peer is a Python with torch, and timm for timm's blocks;
+--official is a clone of github.com/davnords/octic-vits, for its octic blocks.  Times are medians.  A block's time is an
+eighth of the time of a stack of 8 blocks; "kernels", from a trace, are of the whole stack.  No claims.
 """
 
 import json
@@ -20,8 +20,6 @@ import jax
 from equivit import files
 from experiments import findings, flags, machine, timing
 from experiments.benchmarks import gpu_cells
-
-COLUMNS = dict(cell="cell", found="measured")
 
 
 def main(arguments=None) -> int:
@@ -57,13 +55,16 @@ def chosen(cells: list[gpu_cells.Cell], words: list[str]) -> list[gpu_cells.Cell
 
 def measure(cells: list[gpu_cells.Cell], entries: dict[str, dict], options) -> int:
     """Measure what the card has not yet, until the time is over; returns 1 if a cell failed."""
-    card = options.entry or jax.local_devices()[0].device_kind
+    card = options.entry or jax.local_devices()[0].device_kind + (", quick" if options.quick else "")
     known, budget = entries.setdefault(card, {}), timing.Budget(options.minutes)
+    settings = dict(runs=options.runs, warmup=options.warmup, quick=options.quick)
     for cell in cells:
-        if cell.name in known or not budget.allows(cell.name):
+        # Cells from before settings were stored count as measured.
+        measured = cell.name in known and known[cell.name].get("settings", settings) == settings
+        if measured or not budget.allows(cell.name):
             continue
         with budget.trying(cell.name):
-            known[cell.name] = {**cell.measure(options), "commit": machine.commit(), "jax": jax.__version__}
+            known[cell.name] = {**cell.measure(options), "settings": settings, **findings.facts()}
             files.write_text(options.output, json.dumps(entries, indent=1) + "\n")
             print(f"{cell.name}: {state(known[cell.name])}", flush=True)
         jax.clear_caches()

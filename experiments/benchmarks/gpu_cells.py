@@ -210,16 +210,12 @@ def _timed(function: Callable, arguments: tuple, options) -> dict[str, Any]:
 
 
 def _compiled(function: Callable, arguments: tuple) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The call of a function, the seconds of its compilation, and its temporary bytes.
-
-    The call passes a flat list: a GPU would wait while the host flattens a module.
-    """
-    leaves, structure = jax.tree.flatten(arguments)
+    """The call of a function, the seconds of its compilation, and its temporary bytes."""
     begun = time.perf_counter()
-    compiled = jax.jit(lambda leaves: function(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
-    seconds, memory = time.perf_counter() - begun, machine.memory(compiled)
+    compiled = compiled_models.compiled(function, *arguments)
+    seconds, memory = time.perf_counter() - begun, compiled.memory
     found = dict(compile_seconds=seconds, temporary_bytes=None if memory is None else memory.temporary)
-    return lambda: compiled(leaves), found
+    return compiled.start(), found
 
 
 def _profiled(call: Callable[[], Any], options) -> dict[str, Any]:

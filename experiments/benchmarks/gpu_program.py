@@ -1,18 +1,17 @@
-"""The compiler's program for an H200 of a stack of ViT blocks: kernels, bytes, a floor of the time, memory.
+"""Programs for an H200 of stacks of ViT blocks, by the compiler: kernels, bytes, a floor of the time, memory.
 
     JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program  # about 10 minutes, without a GPU
-    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=D8,gradient,unrolled --top=20
-    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=ViT-H,gradient,unrolled,none,auto --depth=32
+    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=D8,gradient,unrolled --top=20 --entry=D8
+    JAX_PLATFORMS=cpu python -m experiments benchmarks.gpu_program --only=ViT-H,unrolled,none --depth=32 --entry=deep
 
 It needs JAX's CUDA plugin (docs/accelerators.md).  The batch has 64 images of 224 px.  Products are in bfloat16 and the
 residual stream in float32; parameters are rounded as in a training step.  Figures are for one block of a stack of four,
-or of `--depth`; memory and seconds to compile are for the whole stack.
-Gradients are taken with respect to parameters and input.  "kernels" traces under `kernels.using("gpu")`, whose kernels
-have not all run on a GPU.  `equivit.targets` defines the floor.
+or of `--depth`; memory and seconds to compile are for the whole stack.  Gradients are taken with respect to parameters
+and input.  "kernels" traces under `kernels.using("gpu")`; some of these kernels have not run on a GPU.
+`equivit.targets` defines the floor.
 """
 
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -64,23 +63,25 @@ def main(arguments=None) -> int:
     options.add_argument(
         "--top", type=flags.at_least(0), default=0, help="kernels to list by their floor (%(default)s)"
     )
-    return flags.run(_run, options.parse_args(arguments))
+    options = options.parse_args(arguments)
+    chosen = chosen_by(options.only)
+    entry = findings.Entry(options, dict(batch=BATCH, depth=options.depth, card=TARGET.card.name))
+    entry.keep(Variant._fields, chosen)
+    for variant in chosen:
+        entry.add([found := row(variant, options.depth, options.top)])
+        print(findings.table([found], COLUMNS), flush=True)
+    print(findings.table(entry.rows(), COLUMNS))
+    return entry.finish([])
 
 
-def _run(options) -> int:
-    words = set(filter(None, options.only.split(",")))
+def chosen_by(only: str) -> list[Variant]:
+    """The variants with all words of --only; ValueError where there are none."""
+    words = set(filter(None, only.split(",")))
     chosen = [v for v in variants() if all(any(word in field for field in v) for word in words)]
     if not chosen:
         known = dict.fromkeys(word for variant in variants() for word in variant)
-        raise ValueError(f"--only={options.only}: no variant has all of these words; they have {', '.join(known)}.")
-    rows = []
-    for variant in chosen:
-        rows.append(row(variant, options.depth, options.top))
-        print(findings.table(rows[-1:], COLUMNS), flush=True)
-    print(findings.table(rows, COLUMNS))
-    if len(chosen) < len(variants()):
-        return 0
-    return findings.finish(options, dict(batch=BATCH, depth=options.depth, card=TARGET.card.name, rows=rows), [])
+        raise ValueError(f"--only={only}: no variant has all of these words; they have {', '.join(known)}.")
+    return chosen
 
 
 def row(variant: Variant, depth: int, top: int) -> dict:
@@ -132,7 +133,3 @@ def stack_of_blocks(variant: Variant, depth: int) -> tuple[Callable, tuple]:
         return sum(jnp.square(leaf).mean() for leaf in jax.tree.leaves(forward(state, x)))
 
     return (forward if variant.what == "forward" else jax.grad(loss, argnums=(0, 1))), (state, x)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import jax
@@ -51,14 +52,17 @@ def main(arguments=None) -> int:
     options.times = kernel_speed.TIMES
     if jax.local_devices()[0].platform != "gpu" or not dispatch.hopper():
         raise ValueError("hopper_stages: there is no Hopper GPU on this machine; run it where there is one.")
-    budget, rows = timing.Budget(options.minutes), []
-    for case in cases():
-        if budget.allows(case.key):
-            with budget.trying(case.key):
-                rows.append(dict(key=case.key, least=least(case), **microseconds(case, options)))
-                print(findings.table(rows[-1:], COLUMNS), flush=True)
+    entry = findings.Entry(options, dict(runs=options.runs), timing.Budget(options.minutes))
+    by_key = {case.key: case for case in cases()}
+    entry.keep(("key",), [(key,) for key in by_key])
+    rows = entry.measured(lambda key: row(by_key[key], options), COLUMNS)
     print(findings.table(rows, COLUMNS))
-    return findings.finish(options, dict(rows=rows), [], budget)
+    return entry.finish([])
+
+
+def row(case: Case, options) -> dict[str, Any]:
+    """The times of a kernel."""
+    return dict(key=case.key, least=least(case), **microseconds(case, options))
 
 
 def cases() -> Iterator[Case]:

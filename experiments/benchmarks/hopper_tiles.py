@@ -3,8 +3,9 @@
     python -m experiments benchmarks.hopper_tiles  # on a Hopper GPU; at most 10 minutes (--minutes)
 
 Writes `kernels/hopper/tiles.json`, which the kernels read from then on, with the card's name.  What this card has
-measured is kept, and not measured again.  A time is of a kernel alone, at the batch size of the paper's benchmark.  A
-claim fails if a tile's result differs from the first one's.
+measured is kept, and not measured again; only a run over all models replaces the tiles of another card.  A time is of
+a kernel alone, at the batch size of the paper's benchmark.  A claim fails if a tile's result differs from the first
+one's.
 """
 
 import functools
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from equivit.kernels import dispatch
 from equivit.kernels.hopper import best, gelu, heads, residual
 from equivit.kernels.hopper.vectors import OF_FIELD, Vectors
-from experiments import findings, flags, machine, timing
+from experiments import findings, flags, timing
 from experiments.benchmarks import kernel_speed
 from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
@@ -48,22 +49,20 @@ def main(arguments=None) -> int:
     options.times = kernel_speed.TIMES
     if jax.local_devices()[0].platform != "gpu" or not dispatch.hopper():
         raise ValueError("hopper_tiles: there is no Hopper GPU on this machine; run it where there is one.")
-    budget, rows = timing.Budget(options.minutes), known(options)
-    shapes = {shape.name: shape for shape in REALISTIC}
-    for case in itertools.chain(*(cases(shapes[model]) for model in options.model or MODELS)):
-        if case.key not in [row["key"] for row in rows] and budget.allows(case.key):
-            rows += measure(case, options, budget)
+    shapes, budget = {shape.name: shape for shape in REALISTIC}, timing.Budget(options.minutes)
+    each = list(itertools.chain(*(cases(shapes[model]) for model in options.model or MODELS)))
+    entry = findings.Entry(options, {}, budget)
+    entry.keep(("key",), [(case.key,) for case in each])
+    known = {row["key"] for row in entry.rows()}
+    for case in each:
+        if case.key not in known and budget.allows(case.key):
+            found = measure(case, options, budget)
+            entry.add(found, tiles=fastest(entry.rows() + found))
             print(case.key, flush=True)
+    rows = entry.rows()
     print(findings.table(rows, COLUMNS))
     claims = [Claim(f"{row['key']}, {row['tile']}", row["difference"], at_most=DIFFERENCE) for row in rows]
-    return findings.finish(options, dict(tiles=fastest(rows), rows=rows), claims, budget)
-
-
-def known(options) -> list[dict]:
-    """The rows that this card has measured before."""
-    entry = findings.read(options).get(options.entry, {})
-    same = entry.get("device", {}).get("name") == machine.device()["name"]
-    return entry["rows"] if same else []
+    return entry.finish(claims, tiles=fastest(rows))
 
 
 def cases(shape: Shape) -> Iterator[Case]:

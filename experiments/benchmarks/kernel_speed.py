@@ -1,7 +1,7 @@
 """Every octic kernel: its time, the bandwidth and arithmetic it reaches, and plain XLA beside it.
 
     python -m experiments benchmarks.kernel_speed  # on a GPU or TPU; at most 7 minutes (--minutes)
-    python -m experiments benchmarks.kernel_speed --quick  # small shapes on any machine; tries the script
+    python -m experiments benchmarks.kernel_speed --quick --output=/tmp/quick.json  # small, on any machine; a trial
 
 Variants of an operation: "xla", its reference; "eight", where the components are eight separate arrays from the start
 and XLA fuses freely; "gpu" or "tpu", its kernel; "auto", the choice of `implementation="auto"` where that is neither.
@@ -45,20 +45,20 @@ COLUMNS |= dict(error="error")
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    budget, rows = timing.Budget(options.minutes), []
-    product = {dtype: product_rate(dtype, options) for dtype in options.type}
     shapes = [QUICK] if options.quick else [SHAPES[key] for key in options.shape]
-    for dtype, name, shape in itertools.product(options.type, options.operation, shapes):
+    budget, each = timing.Budget(options.minutes), list(itertools.product(options.type, options.operation, shapes))
+    entry = findings.Entry(options, dict(runs=options.runs, quick=options.quick), budget)
+    entry.keep(("operation", "shape", "type"), [(name, shape.name, dtype) for dtype, name, shape in each])
+    product = {dtype: product_rate(dtype, options) for dtype in options.type}
+    for dtype, name, shape in each:
         label = f"{name}, {shape.name}, {dtype}"
         if budget.allows(label):
-            rows += measure(name, shape, dtype, product[dtype], options, budget)
+            entry.add(measure(name, shape, dtype, product[dtype], options, budget))
             print(label, flush=True)
     for dtype, rate in product.items():
         print(f"matrix product, {dtype}: {rate / 1e12:.1f} TFLOP/s")
-    print(findings.table(rows, COLUMNS))
-    claims = claims_of(rows, judged=machine.on_gpu() and not options.quick)
-    results = dict(product_per_second=product, runs=options.runs, quick=options.quick, rows=rows)
-    return findings.finish(options, results, claims, budget)
+    print(findings.table(entry.rows(), COLUMNS))
+    return entry.finish(claims_of(entry.rows(), judged=machine.on_gpu() and not options.quick))
 
 
 def _options(arguments):
@@ -173,6 +173,7 @@ def measure(name: str, shape: Shape, dtype: str, product: float, options, budget
             over_xla=timing.ratio(seconds.get("xla"), t),
             bandwidth=share_of_copy(moved, t, copy),
             arithmetic=done / t / product,
+            product_per_second=product,
             gigabytes_per_second=moved / t / 1e9,
             error=errors.get(variant),
         )

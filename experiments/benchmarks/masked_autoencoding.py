@@ -1,12 +1,13 @@
 """The savings from removing 75 % of the patches: a step of masked autoencoding, beside one that encodes all.
 
-    python -m experiments benchmarks.masked_autoencoding  # a GPU: ViT-B, bfloat16
+    python -m experiments benchmarks.masked_autoencoding --entry=gpu  # a GPU: ViT-B, bfloat16
     python -m experiments benchmarks.masked_autoencoding --size=s16 --batch=8 --runs=5 --warmup=1  # a CPU: float32
 
 Both steps have the same objective, decoder and optimizer; in the second the encoder takes the removed patches, too.
 Jumbo quotes 2.8 to 4.1 times from MAE, for larger encoders with a lighter decoder.  Claim: a step is faster.
 """
 
+import functools
 import itertools
 
 import jax
@@ -43,16 +44,15 @@ def main(arguments=None) -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pixels", type=int, default=224)
     options = parser.parse_args(arguments)
-    budget, each = timing.Budget(options.minutes), itertools.product(ENCODERS, DEPTHS)
-    name = "{} {}, {} decoder blocks"
-    variants = {name.format(encoder, options.size, depth): (encoder, depth, options) for encoder, depth in each}
-    rows = findings.measured(measured, variants, COLUMNS, budget)
+    about = dict(size=options.size, batch=options.batch, pixels=options.pixels, runs=options.runs, paper=PAPER)
+    entry = findings.Entry(options, about, timing.Budget(options.minutes))
+    entry.keep(("encoder", "decoder_depth"), itertools.product(ENCODERS, DEPTHS))
+    rows = entry.measured(functools.partial(measured, options=options), COLUMNS)
     print(f"{options.size}, {options.batch} images of {options.pixels}x{options.pixels}; paper, larger: {PAPER}")
     print(findings.table(rows, COLUMNS))
     text = "{encoder}, {decoder_depth} decoder blocks: speed-up of the step"
     claims = [Claim(text.format(**row), row["speed_up"], at_least=1.0) for row in rows]
-    about = dict(size=options.size, batch=options.batch, pixels=options.pixels, runs=options.runs, paper=PAPER)
-    return findings.finish(options, {**about, "rows": rows}, claims, budget)
+    return entry.finish(claims)
 
 
 def measured(encoder: str, depth: int, options) -> dict:

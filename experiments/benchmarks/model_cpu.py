@@ -14,6 +14,7 @@ load of the machine before each row.  Claims, of timm's time: plain at most 1; D
 """
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable
@@ -48,15 +49,17 @@ LIMITS |= {(task, "bfloat16", size, "D8"): 1.0 for task in TASKS for size in SIZ
 
 def main(arguments=None) -> int:
     options = _options(arguments)
-    budget, each = timing.Budget(options.minutes), itertools.product(options.sizes, options.types, options.tasks)
+    settings = {key: getattr(options, key) for key in ("batch", "image_size", "runs", "models")}
+    settings |= dict(threads=THREADS, peer=options.peer is not None)
+    entry = findings.Entry(options, settings, timing.Budget(options.minutes))
+    each = itertools.product(options.sizes, options.types, options.tasks)
+    entry.keep(("size", "task", "type"), [(size, task, dtype) for size, dtype, task in each])
     columns = dict(size="", task="", type="", load="load", timm="timm") | {name: name for name in options.models}
     columns |= {f"{name}_over_timm": f"{name}/timm" for name in options.models}
-    variants = {f"{size}, {task}, {dtype}": (size, task, dtype, options) for size, dtype, task in each}
-    rows = findings.measured(measure, variants, columns, budget)
+    rows = entry.measured(functools.partial(measure, options=options), columns)
     print(f"\nmilliseconds for {options.batch} images of {options.image_size} px, on {THREADS} threads")
     print(findings.table(rows, columns))
-    facts = dict(batch=options.batch, image_size=options.image_size, runs=options.runs, threads=THREADS)
-    return findings.finish(options, dict(**facts, rows=rows), claims_of(rows), budget)
+    return entry.finish(claims_of(rows))
 
 
 def _options(arguments):

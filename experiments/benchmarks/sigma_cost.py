@@ -1,7 +1,7 @@
 """The cost of Sigma: a pass that measures the attention of all blocks, over plain forward passes of the same images.
 
     python -m experiments benchmarks.sigma_cost  # ViT-B/14, 224 px, batches of 8
-    python -m experiments benchmarks.sigma_cost --quick  # a tiny model; tries the script
+    python -m experiments benchmarks.sigma_cost --quick --output=/tmp/quick.json  # a tiny model; tries the script
 
 Both run in turn; the model has random weights and patch tokens alone.  The table also has the memory of the statistics,
 two buffers a head, and the program's temporary memory.  Claim, on a CPU: at most 1.5 times the plain passes.
@@ -29,12 +29,13 @@ def main(arguments=None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny model, to try the script")
     options = parser.parse_args(arguments)
     size = QUICK["image_size"] if options.quick else (224, 224)
+    entry = findings.Entry(options, dict(batch=options.batch, image_size=size))
     model = zoo.create("dinov2_vit_b14", **ALONE | dict(image_size=size) | (QUICK if options.quick else {}))
     row = cost(model, np.random.default_rng(0).normal(size=(options.batch, *size, 3)).astype(np.float32), options)
     print(findings.table([row], COLUMNS))
     judged = jax.default_backend() == "cpu" and not options.quick
     claims = [Claim("Sigma over plain forward passes", row["ratio"], at_most=MOST, judged=judged)]
-    return findings.finish(options, dict(batch=options.batch, image_size=size, **row), claims)
+    return entry.finish(claims, **row)
 
 
 def cost(model, images: np.ndarray, options) -> dict[str, float]:

@@ -21,7 +21,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import itertools
-import math
 import os
 import pathlib
 import re
@@ -48,7 +47,7 @@ from experiments.benchmarks.field_shapes import REALISTIC, Shape
 from experiments.findings import Claim
 
 TOPOLOGY = "v5e:2x2"
-# libtpu is to describe a chip that is not there, and to look for none.
+# libtpu must describe an absent chip and not search for one.
 CHIP = dict(TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-4")
 CHIP |= dict(TPU_WORKER_HOSTNAMES="localhost", TPU_WORKER_ID="0")
 BYTES_PER_CYCLE = 819 / 1.5  # GB/s, and the GHz at which four arrays of 128 x 128 make the chip's 197 TFLOP/s
@@ -66,14 +65,16 @@ BLOCK_COLUMNS = dict(model="", tokens="tokens", direction="direction", kind="kin
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = flags.parser(__doc__, __file__).parse_args(arguments)
-    budget = timing.Budget(math.inf)
     with described_chip() as dump:
-        variants = {
-            f"{name}, {shape.name}": (name, shape, *program, dump) for name, shape, *program in kernel_programs()
-        }
-        kernels = findings.measured(kernel_row, variants, KERNEL_COLUMNS, budget)
+        facts = dict(topology=TOPOLOGY, libtpu=importlib.metadata.version("libtpu"), batch=BATCH, type=DTYPE.dtype.name)
+        entry = findings.Entry(options, facts)
+        programs = {(name, *model_of(shape).values()): (name, shape, *rest) for name, shape, *rest in kernel_programs()}
+        entry.keep(("kernel", "model", "tokens"), programs, "kernels")
         each = itertools.product(BLOCKS, ("forward", "gradient"), KINDS)
-        blocks = findings.measured(block_row, {", ".join(one): (*one, dump) for one in each}, BLOCK_COLUMNS, budget)
+        places = {(*model_of(SHAPES[name]).values(), *rest): (name, *rest) for name, *rest in each}
+        entry.keep(("model", "tokens", "direction", "kind"), places, "blocks")
+        kernels = entry.measured(lambda *key: kernel_row(*programs[key], dump), KERNEL_COLUMNS, "kernels")
+        blocks = entry.measured(lambda *key: block_row(*places[key], dump), BLOCK_COLUMNS, "blocks")
     print(
         "Estimates in thousands of cycles, from compiled code and without stalls: lower bounds.  Nothing ran.  Kernels:"
     )
@@ -83,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in kernels + blocks:
         if row["unread"]:
             print(f"{title(row)}: too low, the trips of these could not be read: {', '.join(row['unread'])}")
-    facts = dict(topology=TOPOLOGY, libtpu=importlib.metadata.version("libtpu"), batch=BATCH, type=DTYPE.dtype.name)
-    return findings.finish(options, dict(**facts, kernels=kernels, blocks=blocks), claims_of(blocks), budget)
+    return entry.finish(claims_of(blocks))
 
 
 @contextlib.contextmanager

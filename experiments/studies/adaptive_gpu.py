@@ -33,9 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def arms(options) -> list[together.Arm]:
     """The arms of the table."""
-    path = options.workdir / "images.npz"
-    if not path.is_file():
-        held_out.prepare(config_of(options, "ordinary").data, path)
+    path = held_out.prepared(config_of(options, "ordinary").data, options.workdir / "images.npz")
     return [together.Arm(arm, config_of(options, arm), path) for arm in ARMS]
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
-from experiments.studies import held_out, several_seeds
+from experiments.studies import differences, held_out, several_seeds
 
 SIDE = 64
 # Names of the zoo, and sizes.
@@ -48,18 +48,16 @@ TEXTS = dict(rate="rate", loss="training loss", late="late")
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--model", choices=MODELS, default="swin", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=2500, help="(%(default)s)")
+    parser.add_argument("--steps", type=flags.at_least(1), default=2500, help="(%(default)s)")
     parser.add_argument("--rates", default=[1e-3, 3e-3], type=flags.each_at_least(0, float), help="(1e-3,3e-3)")
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     options.workdir /= options.model
-    images = options.workdir / "images.npz"
-    if not images.is_file():
-        held_out.prepare(config_of(options, "ordinary").data, images)
+    images = held_out.prepared(config_of(options, "ordinary").data, options.workdir / "images.npz")
     rows = {}
     for arm in ARMS:
         rows[arm] = row(options, images, arm, rows["ordinary"]["rate"] if rows else None)
     pairs = [(arm, "ordinary") for arm in rows if arm != "ordinary"]
-    gains = several_seeds.gains(rows, pairs, list(FIGURES))
+    gains = differences.gains(rows, pairs, list(FIGURES))
     several_seeds.show({arm: row | texts(row) for arm, row in rows.items()}, COLUMNS, gains, TEXTS)
     about = dict(model=options.model, steps=options.steps, rates=options.rates, seeds=options.seeds)
     about |= dict(overrides=[*SHARED, *MODELS[options.model][1], *options.override])
@@ -99,7 +97,6 @@ def config_of(options: argparse.Namespace, arm: str, *overrides: str):
     """The config of an arm; of the arm that is tuned without its `init`."""
     name, size = MODELS[options.model]
     steps = round(options.steps * (TUNED if arm == "adaptive, tuned" else 1))
-    length = ["epochs=None", f"steps={steps}", "schedule.warmup_epochs=None", f"schedule.warmup_steps={steps // 10}"]
-    length += ["schedule.warmup_lr=0.0", "schedule.min_lr=0.0", f"log.every_steps={max(1, steps // 50)}"]
+    length = [*several_seeds.length_in_steps(steps, warmup=10), "schedule.warmup_lr=0.0", "schedule.min_lr=0.0"]
     texts = [*SHARED, *size, *length, *several_seeds.source(options), *options.override, *overrides]
     return configs.load(f"configs/adaptive_cifar.py:{','.join(filter(None, ['10', name, ARMS[arm]]))}", texts)

@@ -19,7 +19,7 @@ from equivit.evaluation.protocols.orientation import TIE
 from equivit.symmetry.groups import OCTIC
 from equivit.training import checkpoints
 from experiments import findings, flags
-from experiments.studies import adaptive_exactness, several_seeds
+from experiments.studies import adaptive_exactness, differences, several_seeds
 
 VARIANTS = {
     "plain": ("plain", []),
@@ -41,12 +41,12 @@ COLUMNS |= dict(constant="never changes, %")
 def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--rows", default=list(VARIANTS), type=flags.one_of(list(VARIANTS)), help="(all)")
-    parser.add_argument("--images", type=int, default=400, help="whose copies are compared (%(default)s)")
+    parser.add_argument("--images", type=flags.at_least(1), default=400, help="whose copies are compared (%(default)s)")
     parser.set_defaults(epochs=20)
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     rows = {name: row(name, options) for name in options.rows}
     pairs = ((name, "plain") for name in rows if name != "plain")
-    gains = several_seeds.gains(rows, pairs, ("upright", "eight", "constant"))
+    gains = differences.gains(rows, pairs, ("upright", "eight", "constant"))
     shown = {}
     for name, found in rows.items():  # of each seed, the images with one class over the decided ones
         counts = zip(found["identical"], found["decided"], strict=True)
@@ -60,7 +60,7 @@ def main(arguments=None) -> int:
 def row(name: str, options) -> dict[str, list[float]]:
     """The figures of a model, one for each seed."""
     family, keys = VARIANTS[name]
-    texts = [*SHARED, *keys, f"epochs={options.epochs}", f"schedule.warmup_epochs={max(1, options.epochs // 10)}"]
+    texts = [*SHARED, *keys, *several_seeds.length_in_epochs(options.epochs, max(1, options.epochs // 10))]
     found = several_seeds.reports(options, f"configs/cifar.py:10,{family}", texts, name)
     same = [copies(options.workdir / name / f"seed_{seed}", options.images) for seed in found]
     figures = {figure: [one[figure] for one in same] for figure in ("constant", "decided", "identical")}

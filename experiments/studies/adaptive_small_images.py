@@ -67,7 +67,7 @@ def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--rows", default=list(VARIANTS), type=flags.one_of(list(VARIANTS)), help="(all)")
     parser.set_defaults(epochs=5)
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     rows = {name: row(name, options) for name in options.rows}
     pairs = ((name, VARIANTS[name].against) for name in rows)
     settings = dict(epochs=options.epochs, shared=[*SHARED, *options.override], models=MODELS)

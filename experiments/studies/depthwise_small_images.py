@@ -12,8 +12,7 @@ long as stage 1, which continues with patch tokens alone.  Sigma of that model i
 of the blocks are replaced, and stage 2 trains for half of the epochs with half of the batch, all rows alike.  ROWS has
 the choices.  Each row is evaluated on test images before and after its stage 2; beside that is the squared error of its
 modules before it, relative to the attention's outputs.  Prints accuracy or mean IoU, the chosen blocks, and each
-difference beside the paper's on COCO.  Standard errors are over seeds; the rows of a seed share its stage 1, but
-differences are judged as if they did not, which is cautious.
+difference beside the paper's on COCO.  The rows of a seed share its stage 1, so tests are paired.
 Claim: before stage 2, the squared error with taps of least squares is at most 0.6 of the error with normal taps.
 """
 
@@ -37,7 +36,7 @@ from equivit.training import checkpoints, sharding
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 RECIPE = "configs/depthwise.py"
 BATCH = 50  # for Sigma and fits
@@ -85,7 +84,7 @@ ROWS = {
     "attention": Row(blocks=None),
     "lowest": Row(),  # Sigma; the released form starts with a blur
     "highest": Row(blocks="highest"),
-    "random": Row(blocks="random"),  # others with each seed
+    "random": Row(blocks="random"),  # drawn by the seed
     "identity": Row(kind="identity"),  # nothing in place of attention
     "normal": Row(start="normal"),
     "least squares": Row(start="least_squares"),
@@ -121,6 +120,7 @@ PAIRS = {
     ("lowest", "random"): None,
     ("random", "highest"): None,
     ("lowest", "identity"): None,
+    ("attention", "identity"): None,
     ("lowest", "normal"): None,
     ("least squares", "lowest"): None,
     ("lowest", "printed"): None,
@@ -162,11 +162,10 @@ def by_row(found: Sequence[Mapping[str, Figures]], field: str) -> dict[str, list
 def _options(arguments) -> argparse.Namespace:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--rows", type=flags.one_of(list(ROWS)), help="(all that the data set has)")
-    parser.add_argument("--images", type=int, default=1000, help="for Sigma and fits (%(default)s)")
+    parser.add_argument("--images", type=flags.at_least(1), default=1000, help="for Sigma and fits (%(default)s)")
     options = several_seeds.parse(parser, arguments, STUDIES)
     study = STUDIES[options.data]
     options.rows, options.epochs = options.rows or list(study.rows), options.epochs or study.epochs
-    options.workdir = options.workdir / options.data
     return options
 
 
@@ -288,15 +287,17 @@ def gains_of(rows: Mapping[str, Sequence[float]]) -> dict[str, dict]:
     gains = {}
     for (name, other), paper in PAIRS.items():
         if name in rows and other in rows:
-            gains[f"{name} - {other}"] = several_seeds.difference(rows[name], rows[other]) | dict(paper=paper)
+            gain = differences.paired_difference(rows[name], rows[other])
+            gains[f"{name} - {other}"] = gain | dict(paper=paper)
     return gains
 
 
-def order(gap: float, error: float | None, paper: float) -> str:
+def order(gain: Mapping[str, Any]) -> str:
     """Whether the paper's order of two rows holds."""
-    if error is None or abs(gap) <= 2 * error:
-        return f"in the paper {paper:+.2f}: not resolved here"
-    return f"in the paper {paper:+.2f}: {'the same' if gap * paper > 0 else 'another'} order"
+    paper = f"in the paper {gain['paper']:+.2f}"
+    if not differences.resolved(gain):
+        return f"{paper}: not resolved here"
+    return f"{paper}: {'the same' if gain['gap'] * gain['paper'] > 0 else 'another'} order"
 
 
 def show(study: Study, rows: Mapping[str, Mapping]) -> None:
@@ -311,8 +312,7 @@ def tell(chosen: Mapping[str, Mapping], gains: Mapping[str, Mapping[str, Mapping
     for seed, choices in chosen.items():
         blocks = {choice: values for choice, values in choices.items() if not choice.endswith("of all")}
         print(f"{seed}:", ", ".join(f"{choice} {values}" for choice, values in blocks.items()))
-    for when, differences in gains.items():
-        for name, gain in differences.items():
-            gap, error, paper = gain["gap"], gain["standard_error"], gain["paper"]
-            more = f"; {order(gap, error, paper)}" if paper and when == "after" else ""
-            print(f"{when}: {name}: {several_seeds.verdict(gap, error)}{more}")
+    for when, pairs in gains.items():
+        for name, gain in pairs.items():
+            more = f"; {order(gain)}" if gain["paper"] and when == "after" else ""
+            print(f"{when}: {name}: {differences.verdict(gain)}{more}")

@@ -19,13 +19,15 @@ from equivit.evaluation import predictions
 from equivit.models import saved
 from equivit.training import checkpoints
 from equivit.training import config as configs
+from experiments import flags
 
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", type=pathlib.Path, help="directory of a run, or of a saved model with --config")
     parser.add_argument("--config", help="whose data section is read, for a saved model")
-    parser.add_argument("--images", type=int, default=8, help="of the evaluation split, drawn at random (%(default)s)")
+    note = "of the evaluation split, drawn at random (%(default)s)"
+    parser.add_argument("--images", type=flags.at_least(1), default=8, help=note)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/features.png"))
     options = parser.parse_args(arguments)
     if options.config:

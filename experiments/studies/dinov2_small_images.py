@@ -21,7 +21,7 @@ from equivit.objectives import dinov2
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 FAMILIES = ("plain", "H8", "I8")
 CIFAR10 = ["data.image_size=(32,32)", "model.image_size=(32,32)", "model.patch_size=4"]
@@ -53,7 +53,7 @@ def runs(family, options) -> dict[str, list]:
     """The figures of a model, one for each seed: at the start, at the end, and the last entropies of its targets."""
     found = []
     for seed in options.seeds:
-        place = options.workdir / options.data / family / f"seed_{seed}"
+        place = options.workdir / family / f"seed_{seed}"
         config = config_of(family, options, seed)
         before = several_seeds.at_start(config, place)
         after = several_seeds.trained(config, place)
@@ -78,13 +78,13 @@ def show(name, rows, pixels) -> list[Claim]:
     """Print the table of a set; returns the claims about it."""
     print(f"\n{name}: accuracy in percent; by pixels {100 * pixels:.1f}")
     compared = ("start linear_probe/top1", "linear_probe/top1", "start knn/top1", "knn/top1")
-    gains = several_seeds.gains(rows, ((other, "plain") for other in ("H8", "I8")), compared)
+    gains = differences.gains(rows, ((other, "plain") for other in ("H8", "I8")), compared)
     several_seeds.show(rows, COLUMNS, gains)
     claims = []
     for row, found in rows.items():
         for figure, least in (("linear_probe/top1", 0.05), ("knn/top1", 0.0)):
-            gain = several_seeds.difference(found[figure], found[f"start {figure}"])
-            print(f"{row}, {figure}, end - start: {several_seeds.verdict(**gain)}")
+            gain = differences.paired_difference(found[figure], found[f"start {figure}"])
+            print(f"{row}, {figure}, end - start: {differences.verdict(gain)}")
             values = [found[figure], found[f"start {figure}"]]
             spread = max(statistics.stdev(one) if len(one) > 1 else 0.0 for one in values)
             text = f"{name}, {row}: gain of {figure} over the start"

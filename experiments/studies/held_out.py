@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from equivit import files
 from equivit.data import loader
+from equivit.training import config as configs
 from equivit.training import loop
 from experiments.studies import several_seeds
 
@@ -19,6 +20,26 @@ SPLITS = ("data.split=fit", "data.eval_split=held_out")
 CHOOSING = (*SPLITS, "evaluation.suite=('accuracy',)")
 FINAL = ("data.split=train",)
 WHOLE = ("data.train_examples=None", "data.eval_examples=None")  # `prepare` has taken as many as are asked for
+UNREAD = ("workers", "augment.", "views.")  # keys of `data` without effect on decoded images
+
+
+def prepared(
+    data: ConfigDict,
+    path: pathlib.Path,
+    relabel: Callable[[dict], None] | None = None,
+    redraw: Callable[[np.ndarray], np.ndarray] | None = None,
+    **settings,
+) -> pathlib.Path:
+    """`path`, which `prepare` writes where it is missing; its data and `settings`, such as labels, lie beside it.
+
+    Raises ValueError if it was written from other data or with other settings.
+    """
+    about, values = path.with_suffix(".json"), configs.flat(configs.plain(data))
+    settings |= {f"data.{key}": value for key, value in values.items() if not key.startswith(UNREAD)}
+    if not path.is_file():
+        about.unlink(missing_ok=True)
+    several_seeds.planned(about, settings, lambda: prepare(data, path, relabel, redraw))
+    return path
 
 
 def prepare(

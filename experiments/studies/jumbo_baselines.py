@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from equivit import summarize
 from equivit.training import config as configs
 from experiments import compiled_models, findings, flags, timing
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 VIT = dict(width=64, depth=4, num_heads=2, patch_size=(8, 8))
 MODELS = {
@@ -50,7 +50,8 @@ COLUMNS |= {f"{rule}, epochs": f"epochs, {rule}" for rule in RULES}
 def main(arguments=None) -> int:
     options = _options(arguments)
     settings = dict(epochs=options.epochs, override=options.override, models={m: MODELS[m] for m in options.models})
-    plan = several_seeds.planned(options.workdir / "plan.json", settings, lambda: planned(options))
+    path, keep = options.workdir / "plan.json", not options.plan
+    plan = several_seeds.planned(path, settings, lambda: planned(options), keep=keep)
     announce(plan, options)
     if options.plan:
         return 0
@@ -72,14 +73,14 @@ def _options(arguments):
     parser.add_argument("--models", default=list(MODELS), type=flags.one_of(list(MODELS)), help="(all)")
     parser.add_argument("--plan", action="store_true", help="measure, print what would be run, and end")
     parser.set_defaults(epochs=2)
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     if FIRST not in options.models:
         parser.error(f"--models: {FIRST} must be among them, whose time the others get.")
     return options
 
 
 def config_of(name: str, options, *, steps: int = 100, seed: int = 0) -> ConfigDict:
-    length = [f"steps={steps}", "epochs=None", "schedule.warmup_epochs=None", f"schedule.warmup_steps={steps // 10}"]
+    length = several_seeds.length_in_steps(steps, warmup=10)
     texts = [*SHARED, *several_seeds.source(options), *length, f"seed={seed}"]
     config = configs.load("configs/cifar.py:10,plain", texts)
     with config.unlocked():
@@ -154,7 +155,7 @@ def row(name: str, one: Mapping[str, Any], options) -> dict[str, Any]:
 def gains_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict]:
     """The difference of Jumbo to each other model by each rule, and its standard error."""
     return {
-        f"{rule}: {FIRST} - {name}": several_seeds.difference(rows[FIRST][rule], rows[name][rule])
+        f"{rule}: {FIRST} - {name}": differences.difference(rows[FIRST][rule], rows[name][rule])
         for rule in RULES
         for name in rows
         if name != FIRST

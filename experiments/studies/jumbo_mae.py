@@ -18,9 +18,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from equivit.training import config as configs
-from experiments import compiled_models, findings, flags, timing
+from experiments import findings, flags
 from experiments.findings import Claim
-from experiments.studies import held_out, mae_small_images, several_seeds
+from experiments.studies import differences, held_out, mae_small_images, several_seeds
 
 J = 3
 JUMBO = [f"model.jumbo={J}"]
@@ -33,35 +33,27 @@ ARMS = {
 LONGEST = "Jumbo"  # whose steps set the time
 PROBE, NEAREST, EXPLAINED = "eval/linear_probe/top1", "eval/knn/top1", "eval/reconstruction/explained"
 FIGURES = {"probe": PROBE, "nearest": NEAREST, "explained": EXPLAINED}
-SHARED = [*mae_small_images.SETTINGS, "epochs=None", "schedule.warmup_epochs=None"]
 COLUMNS = {"probe": "probe, %", "nearest": "20 nearest, %", "explained": "explained, %"}
-ROUNDS = dict(warmup=3, runs=25)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = several_seeds.parser(__doc__, __file__, epochs=False)
-    parser.add_argument("--steps", type=int, default=700, help="of Jumbo (%(default)s)")
+    parser.add_argument("--steps", type=flags.at_least(1), default=700, help="of Jumbo (%(default)s)")
     parser.add_argument("--rates", default=[1.7e-4, 5e-4, 1.5e-3, 4.5e-3], type=flags.each_at_least(0, float))
-    options = parser.parse_args(arguments)
-    images = options.workdir / "images.npz"
-    if not images.is_file():
-        held_out.prepare(config_of(options, LONGEST, options.steps).data, images)
+    options = several_seeds.parse(parser, arguments)
+    made = {arm: config_of(options, arm, options.steps) for arm in ARMS}
+    images = held_out.prepared(made[LONGEST].data, options.workdir / "images.npz")
     settings = dict(steps=options.steps, override=options.override)
-    seconds = several_seeds.planned(options.workdir / "steps.json", settings, lambda: step_seconds(options))
+    path = options.workdir / "steps.json"
+    seconds = several_seeds.planned(path, settings, lambda: several_seeds.step_seconds(made))
     rows = {arm: row(options, images, arm, seconds) for arm in ARMS}
     pairs = [(arm, "plain") for arm in ARMS if arm != "plain"] + [("Jumbo, rate / J", "no MLP")]
-    gains = several_seeds.gains(rows, pairs, list(FIGURES))
+    gains = differences.gains(rows, pairs, list(FIGURES))
     losses = {arm: f"{statistics.fmean(row['loss']):.4f}" for arm, row in rows.items()}
     shown = {arm: {**row, "rate": f"{row['rate']:g}", "loss": losses[arm]} for arm, row in rows.items()}
     several_seeds.show(shown, COLUMNS, gains, {"steps": "steps", "rate": "rate", "loss": "training loss"})
     about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, overrides=options.override)
     return findings.finish(options, about | dict(rows=rows, gains=gains), claims(rows, judged=len(options.seeds) > 1))
-
-
-def step_seconds(options) -> dict[str, float]:
-    """The median time of a training step of each arm, in turn."""
-    made = {arm: compiled_models.training_step(config_of(options, arm, options.steps)).start() for arm in ARMS}
-    return timing.medians(timing.interleaved(made, **ROUNDS))
 
 
 def row(options, images: pathlib.Path, arm: str, seconds: Mapping[str, float]) -> dict:
@@ -81,6 +73,6 @@ def claims(rows: Mapping[str, Mapping], judged: bool) -> list[Claim]:
 
 def config_of(options, arm: str, steps: int, *overrides: str):
     kind, texts = ARMS[arm]
-    length = [f"steps={steps}", f"schedule.warmup_steps={steps // 10}", f"log.every_steps={max(1, steps // 50)}"]
-    texts = [*SHARED, *length, *texts, *several_seeds.source(options), *options.override, *overrides]
+    texts = [*mae_small_images.SETTINGS, *several_seeds.length_in_steps(steps, warmup=10), *texts]
+    texts += [*several_seeds.source(options), *options.override, *overrides]
     return configs.load(f"configs/mae.py:cifar,{kind}", texts)

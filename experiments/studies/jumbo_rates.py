@@ -24,8 +24,8 @@ import numpy as np
 from sklearn import cluster, decomposition
 
 from equivit.training import config as configs
-from experiments import compiled_models, findings, flags, timing
-from experiments.studies import held_out, several_seeds
+from experiments import findings, flags
+from experiments.studies import differences, held_out, several_seeds
 
 HEADS = {48: 2, 96: 3, 192: 6}  # by width
 J = 6
@@ -39,7 +39,6 @@ ARMS = {
 LONGEST = "Jumbo"  # whose steps set the time
 SHARED = ["model.depth=3", "model.patch_size=4", "model.layer_scale=1.0", "schedule.min_lr=0.0"]
 SHARED += ["evaluation.suite=('accuracy',)", *several_seeds.SMALL, *several_seeds.CIFAR10, *several_seeds.QUIET]
-ROUNDS = dict(warmup=3, runs=25)
 COMPONENTS, SIDE = 64, 16  # principal components, and pixels, of the clusters
 ACCURACY = "eval/accuracy/top1"
 COLUMNS = dict(width="width", arm="arm", steps="steps", rate="rate", top1="test, %", loss="training loss", note="")
@@ -47,22 +46,22 @@ COLUMNS = dict(width="width", arm="arm", steps="steps", rate="rate", top1="test,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    images = options.workdir / "images.npz"
-    if not images.is_file():
-        relabel = (lambda splits: clustered(splits, options.labels)) if options.labels else None
-        held_out.prepare(_config(options, options.widths[0], LONGEST, options.steps).data, images, relabel)
+    relabel = (lambda splits: clustered(splits, options.labels)) if options.labels else None
+    data = _config(options, options.widths[0], LONGEST, options.steps).data
+    images = held_out.prepared(data, options.workdir / "images.npz", relabel, labels=options.labels)
     rows = []
     for width in options.widths:
+        made = {arm: _config(options, width, arm, options.steps) for arm in ARMS}
         settings = dict(steps=options.steps, labels=options.labels, override=options.override)
         path = options.workdir / f"steps_{width}.json"
-        seconds = several_seeds.planned(path, settings, lambda width=width: step_seconds(options, width))
+        seconds = several_seeds.planned(path, settings, lambda made=made: several_seeds.step_seconds(made))
         for arm in options.arm:
             rows.append(row(options, images, width, arm, seconds))
             print(findings.table([cells(rows[-1], options.rates)], COLUMNS), flush=True)
     gains = gains_of(rows)
     print(findings.table([cells(row, options.rates) for row in rows], COLUMNS))
     for name, gain in gains.items():
-        print(f"{name}: {several_seeds.verdict(gain['gap'], gain['standard_error'])}")
+        print(f"{name}: {differences.verdict(gain)}")
     about = dict(steps=options.steps, labels=options.labels, rates=options.rates, seeds=options.seeds)
     findings.write(options, about | dict(overrides=[*SHARED, *options.override], rows=rows, gains=gains))
     return 0
@@ -80,12 +79,6 @@ def clustered(splits: dict[str, dict[str, np.ndarray]], number: int) -> None:
     clusters = cluster.KMeans(number, n_init=1, random_state=0).fit(kind["train"])
     for split, arrays in splits.items():
         arrays["label"] = clusters.predict(kind[split]).astype(np.int64)
-
-
-def step_seconds(options: argparse.Namespace, width: int) -> dict[str, float]:
-    """The median time of a training step of each arm, in turn."""
-    made = {arm: compiled_models.training_step(_config(options, width, arm, options.steps)).start() for arm in ARMS}
-    return timing.medians(timing.interleaved(made, **ROUNDS))
 
 
 def row(options: argparse.Namespace, images: pathlib.Path, width: int, arm: str, seconds: Mapping[str, float]) -> dict:
@@ -112,7 +105,7 @@ def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:
     values = {(row["arm"], row["width"]): row["top1"] for row in rows}
     pairs = [(arm, "registers") for arm in ARMS if arm != "registers"] + [("Jumbo, rate / J", "Jumbo")]
     return {
-        f"{one} - {other}, {width}": several_seeds.difference(values[one, width], values[other, width])
+        f"{one} - {other}, {width}": differences.difference(values[one, width], values[other, width])
         for width in dict.fromkeys(row["width"] for row in rows)
         for one, other in pairs
         if (one, width) in values and (other, width) in values
@@ -121,24 +114,20 @@ def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:
 
 def _config(options: argparse.Namespace, width: int, arm: str, steps: int, *overrides: str):
     size = [f"model.width={width}", f"model.num_heads={HEADS[width]}", f"model.num_classes={options.labels or 10}"]
-    length = [f"steps={steps}", "epochs=None", "schedule.warmup_epochs=None", f"schedule.warmup_steps={steps // 20}"]
-    length += [f"log.every_steps={max(1, steps // 50)}", *several_seeds.source(options)]
-    texts = [*SHARED, *size, *length, *ARMS[arm], *options.override, *overrides]
+    texts = [*SHARED, *size, *several_seeds.length_in_steps(steps, warmup=20), *several_seeds.source(options)]
+    texts += [*ARMS[arm], *options.override, *overrides]
     return configs.load("configs/cifar.py:10,plain", texts)
 
 
 def _options(arguments):
-    parser = flags.parser(__doc__, __file__)
-    parser.add_argument("--source", required=True, help="CIFAR-10, such as npz:<file> with splits train and test")
+    parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--arm", action="append", choices=ARMS, help="may be repeated (all)")
-    parser.add_argument("--labels", type=int, help="clusters in place of the ten classes")
+    parser.add_argument("--labels", type=flags.at_least(1), help="clusters in place of the ten classes")
     parser.add_argument("--widths", default=[48, 96], type=flags.each_at_least(1))
-    parser.add_argument("--steps", type=int, default=1000, help="of Jumbo (%(default)s)")
+    parser.add_argument("--steps", type=flags.at_least(1), default=1000, help="of Jumbo (%(default)s)")
     parser.add_argument("--rates", default=[5e-4, 1.5e-3, 5e-3, 1.5e-2], type=flags.each_at_least(0, float))
-    parser.add_argument("--seeds", default=[0, 1, 2, 3], type=flags.each_at_least(0))
-    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/jumbo_rates"))
-    options = parser.parse_args(arguments)
+    parser.set_defaults(seeds=[0, 1, 2, 3])
+    options = several_seeds.parse(parser, arguments)
     options.arm = options.arm or list(ARMS)
     if unknown := [width for width in options.widths if width not in HEADS]:
         parser.error(f"--widths={unknown[0]} must be one of {', '.join(map(str, HEADS))}")

@@ -31,10 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def arms(options, width: int, classes: int) -> list[together.Arm]:
     """The arms of a table; the images are prepared once for each number of classes."""
-    path = options.workdir / f"images_{classes}.npz"
-    if not path.is_file():
-        relabel = None if classes == TEN else functools.partial(jumbo_rates.clustered, number=classes)
-        held_out.prepare(config_of(options, width, classes, "Jumbo").data, path, relabel)
+    path, data = options.workdir / f"images_{classes}.npz", config_of(options, width, classes, "Jumbo").data
+    relabel = None if classes == TEN else functools.partial(jumbo_rates.clustered, number=classes)
+    held_out.prepared(data, path, relabel, labels=classes)
     return [together.Arm(arm, config_of(options, width, classes, arm), path) for arm in ARMS]
 
 

@@ -9,7 +9,6 @@ The paper's rows are ViT-S on ImageNet-C.  Claim: SAR costs no model accuracy in
 """
 
 import argparse
-import math
 import pathlib
 import statistics
 
@@ -18,7 +17,7 @@ from equivit.evaluation import adaptation
 from equivit.evaluation.protocols.corruptions import HEADINGS
 from equivit.training import checkpoints
 from experiments import findings
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 MODELS = {
     "Registers": ["model.name=register_vit_pico16"],
@@ -44,10 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--lr", type=float, default=adaptation.Sar.lr, help="of SAR, for batches of 64")
     parser.set_defaults(epochs=20)
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     settings, runs = adaptation.Sar(lr=options.lr), {}
     for kind, own in MODELS.items():
-        overrides = [*SHARED, *own, f"epochs={options.epochs}"]
+        overrides = [*SHARED, *own, *several_seeds.length_in_epochs(options.epochs)]
         seeds = several_seeds.reports(options, "configs/cifar.py:10,plain", overrides, kind)
         places = [options.workdir / kind / f"seed_{seed}" for seed in seeds]
         runs[kind] = {
@@ -85,20 +84,13 @@ def show(runs: dict, names: tuple[str, ...], options: argparse.Namespace) -> int
         kept = statistics.fmean(r["kept"] for name in names for r in results[name])
         print(f"{kind}: SAR adapted to {100 * kept:.0f} % of the images, those whose prediction is confident")
     averages = {row: [statistics.fmean(v) for v in zip(*map(f.get, names), strict=True)] for row, f in ours.items()}
-    gains = {f"{a} - {b}": paired_difference(averages[a], averages[b]) for a, b in PAIRS}
+    gains = {f"{a} - {b}": differences.paired_difference(averages[a], averages[b]) for a, b in PAIRS}
     for pair, gain in gains.items():
-        print(f"{pair}, mean over the corruptions: {several_seeds.verdict(**gain)}")
+        print(f"{pair}, mean over the corruptions: {differences.verdict(gain)}")
     about = dict(lr=options.lr, epochs=options.epochs, seeds=options.seeds, overrides=[*SHARED, *options.override])
     findings.write(options, {**about, "paper": PAPER, "runs": runs, "gains": gains})
     means = {row: statistics.fmean(values) for row, values in averages.items()}
     return int(any(means[f"{kind}+SAR"] < means[kind] for kind in runs))
-
-
-def paired_difference(a: list[float], b: list[float]) -> dict[str, float | None]:
-    """The mean of a - b over paired seeds, and its standard error."""
-    gaps = [x - y for x, y in zip(a, b, strict=True)]
-    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
-    return dict(gap=statistics.fmean(gaps), standard_error=error)
 
 
 def _cells(values) -> str:

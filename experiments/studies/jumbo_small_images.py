@@ -10,7 +10,7 @@ The second command compares H8 models: without a Jumbo token, with a steerable o
 """
 
 from experiments import findings, flags
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 HEADS = {"64": 2, "96": 3, "128": 4, "192": 3}  # by width, as in Pico, Nano and Tiny
 REFERENCES = {"jumbo": ("plain", "registers"), "registers": ("plain",)}
@@ -31,7 +31,7 @@ def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--models", default=["plain", "registers", "jumbo"], type=flags.one_of(list(MODELS)))
     parser.add_argument("--widths", default=["96", "128", "192"], type=flags.one_of(list(HEADS)))
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     rows = {}
     for width in options.widths:
         size = [f"model.width={width}", f"model.num_heads={HEADS[width]}", *SHAPE]
@@ -42,7 +42,7 @@ def main(arguments=None) -> int:
     gains = gains_of(rows)
     shown = {name: {"top1": row[ACCURACY]["values"]} for name, row in rows.items()}
     several_seeds.show(shown, dict(top1="top-1, %"), gains)
-    findings.write(options, dict(data="cifar10", rows=rows, gains=gains))
+    findings.write(options, dict(data="cifar10", **several_seeds.given(options), rows=rows, gains=gains))
     return 0
 
 
@@ -54,5 +54,5 @@ def gains_of(rows) -> dict[str, dict]:
         for other in REFERENCES.get(model, ()):
             if (reference := rows.get(f"{other} {width}")) is not None:
                 values = (row[ACCURACY]["values"] for row in (rows[name], reference))
-                gains[f"{model} - {other}, {width}"] = several_seeds.difference(*values)
+                gains[f"{model} - {other}, {width}"] = differences.difference(*values)
     return gains

@@ -14,15 +14,13 @@ between models with standard errors over the sets, beside those that follow from
 
 import itertools
 import json
-import math
-import pathlib
 import statistics
 
 from equivit import files, sweep
 from equivit.training import config as configs
 from equivit.training import sweep_config
-from experiments import findings, flags
-from experiments.studies import several_seeds
+from experiments import findings
+from experiments.studies import differences, several_seeds
 from experiments.tables.jumbo import timeseries
 from experiments.tables.jumbo.timeseries import KINDS
 
@@ -36,13 +34,11 @@ PAPER = {"best": (2.0, 2.5, 1.5), "mean": (2.9, 2.1, 1.0)}
 
 
 def main(arguments=None) -> int:
-    parser = flags.parser(__doc__, __file__)
-    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/jumbo_time_series"))
+    parser = several_seeds.parser(__doc__, __file__, epochs=False, source=False)
     parser.add_argument("--directory", help="of the data sets; without it aeon reads them")
     parser.add_argument("--config", default="configs/timeseries.py:small")
-    parser.add_argument("--seeds", default=[0], type=flags.each_at_least(0))
-    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    options = parser.parse_args(arguments)
+    parser.set_defaults(seeds=[0])
+    options = several_seeds.parse(parser, arguments)
     sweeps = findings.read(options).get(options.entry, {}).get("sweeps", {})
     found = {seed: _results(options, seed, sweeps) for seed in options.seeds}
     pairs = itertools.product(VARIANTS, KINDS)
@@ -86,19 +82,15 @@ def compared(found: dict[int, list[dict]], variant: str, kind: str) -> dict | No
 
 
 def gains(tables: dict[int, dict]) -> dict[str, dict[str, float | None]]:
-    """Jumbo minus each of the others, from {seed: {set: (plain, registers, Jumbo)}} in percent."""
-    return {f"Jumbo - {word}": over_sets(tables, index) for index, word in enumerate(WORDS[:2])}
+    """Jumbo minus each of the others, from {seed: {set: (plain, registers, Jumbo)}} in percent.
 
-
-def over_sets(tables: dict[int, dict], other: int) -> dict[str, float | None]:
-    """Jumbo minus another model, mean of the sets, and its standard error over sets.
-
-    A claim about models is one about other sets: those that were tried are a sample, and seeds are averaged first.
+    A claim about models is one about other sets: the sets tried here are a sample, and seeds are averaged first.
     """
     of_sets = zip(*(sets.values() for sets in tables.values()), strict=True)
-    gaps = [statistics.fmean(three[2] - three[other] for three in seeds) / 100 for seeds in of_sets]
-    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
-    return dict(gap=statistics.fmean(gaps), standard_error=error)
+    means = [[statistics.fmean(model) / 100 for model in zip(*seeds, strict=True)] for seeds in of_sets]
+    *others, jumbo = zip(*means, strict=True)
+    pairs = zip(WORDS[:2], others, strict=True)
+    return {f"Jumbo - {word}": differences.paired_difference(jumbo, other) for word, other in pairs}
 
 
 def _whole(results: list[dict], variant: str, kind: str) -> dict:
@@ -122,7 +114,7 @@ def described(row: dict) -> str:
     means = ", ".join(f"{word} {several_seeds.spread(values)} %" for word, values in row["accuracy"].items())
     lines.append(f"  accuracy, mean of the sets and its spread over seeds: {means}")
     for key, where in (("gains", ""), ("paper", " in the paper's ten univariate sets")):
-        lines += [f"  {name}{where}: {several_seeds.verdict(**gain)}" for name, gain in row[key].items()]
+        lines += [f"  {name}{where}: {differences.verdict(gain)}" for name, gain in row[key].items()]
     agreeing = sum(row["as_in_the_paper"].values())
     lines.append(f"  the paper's order ({_ranks(PAPER[row['kind']])}) in {agreeing} of {len(row['ranks'])} seeds")
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from equivit.training import checkpoints
 from equivit.training import config as configs
 from experiments import findings, flags, pictures
 from experiments.findings import Claim
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 FAMILIES = ("plain", "H8", "I8", "D8")
 EQUIVARIANT = ("I8", "D8")
@@ -41,15 +41,16 @@ def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.set_defaults(epochs=6, seeds=[0])
     parser.add_argument("--rows", default=list(FAMILIES), type=flags.one_of(FAMILIES), help="(all)")
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     rows, shown = {}, {}
     for family in options.rows:
         rows[family] = runs(family, options)
         shown[family] = turned(*trained(family, options, options.seeds[0]))
-    claims = show(rows)
+    gains = gains_of(rows)
+    claims = show(rows, gains)
     draw(shown, findings.picture(options))
     settings = dict(seeds=options.seeds, epochs=options.epochs, overrides=options.override)
-    return findings.finish(options, dict(rows=rows, **settings), claims)
+    return findings.finish(options, dict(rows=rows, gains=gains, **settings), claims)
 
 
 def place(family, options, seed):
@@ -57,7 +58,8 @@ def place(family, options, seed):
 
 
 def config_of(family, options, seed):
-    texts = [*SETTINGS, f"seed={seed}", f"epochs={options.epochs}", *several_seeds.source(options), *options.override]
+    texts = [*SETTINGS, f"seed={seed}", *several_seeds.length_in_epochs(options.epochs)]
+    texts += [*several_seeds.source(options), *options.override]
     return configs.load(f"configs/mae.py:cifar,{family}", texts)
 
 
@@ -101,10 +103,22 @@ def deviation(each) -> float:
     return float(max(np.abs(rows["back"] - upright).max() for rows in each.values()) / np.abs(upright).max())
 
 
-def show(rows) -> list[Claim]:
-    """Print the table; returns the claims."""
+def gains_of(rows) -> dict[str, differences.Gain]:
+    """The difference of each octic model to the plain one, and of each model's accuracies to its own start."""
+    pairs = [(family, "plain") for family in rows if family != "plain"]
+    gains = differences.gains(rows, pairs, list(COLUMNS))
+    for figure in ACCURACIES:
+        for family, row in rows.items():
+            gains[f"{family} - its start, {figure}"] = differences.paired_difference(
+                row[figure], row[f"start {figure}"]
+            )
+    return gains
+
+
+def show(rows, gains) -> list[Claim]:
+    """Print the table and the differences; returns the claims."""
     print("\nblood cells: accuracy in percent")
-    several_seeds.show(rows, COLUMNS, {}, {})
+    several_seeds.show(rows, COLUMNS, gains)
     claims = []
     for family, row in rows.items():
         print(f"{family}: turned {max(row['turned']):.1e}, explained {max(row[EXPLAINED]):.3f}")
@@ -120,7 +134,7 @@ def draw(shown, path) -> None:
     columns = [("image", {g: rows["image"] for g, rows in first.items()})]
     columns += [("seen", {g: np.nan_to_num(rows["seen"], nan=0.5) for g, rows in first.items()})]
     columns += [(family, {g: rows[PREDICTED] for g, rows in each.items()}) for family, each in shown.items()]
-    columns += [(f"{family},\ndifference", differences(each)) for family, each in shown.items()]
+    columns += [(f"{family},\ndifference", deviations(each)) for family, each in shown.items()]
     figure = Figure(figsize=(1.1 * len(columns), 2.25 * len(IMAGES)), layout="constrained")
     grid = figure.subplots(2 * len(IMAGES), len(columns))
     for k, (title, panels) in enumerate(columns):
@@ -133,7 +147,7 @@ def draw(shown, path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def differences(each) -> dict[str, np.ndarray]:
+def deviations(each) -> dict[str, np.ndarray]:
     """In the lines of turned images: the reconstruction minus the turned reconstruction, four times as strong."""
     return {"r": 0.5 + 4 * (each["r"][PREDICTED] - fields.act_on_image("r", each["e"][PREDICTED]))}
 

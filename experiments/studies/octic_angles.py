@@ -28,7 +28,7 @@ from equivit.guarantees.measured import STEP, turned
 from equivit.training import checkpoints
 from experiments import findings, flags
 from experiments.findings import Claim
-from experiments.studies import held_out, octic_equal_compute, several_seeds
+from experiments.studies import differences, held_out, octic_equal_compute, several_seeds
 from experiments.studies.octic_equal_compute import FAMILIES, Model
 
 ARMS = {"plain": ("plain", []), "plain, turned": ("plain", ["data.augment.octic=True"])}
@@ -46,7 +46,7 @@ REPEATED = 1e-3  # an image whose best two logits differ by rounding may change 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = several_seeds.parser(__doc__, __file__, epochs=False)
     parser.add_argument("--arms", default=list(ARMS), type=flags.one_of(ARMS), help="(all)")
-    parser.add_argument("--steps", type=int, help="training steps (as in octic_equal_compute)")
+    parser.add_argument("--steps", type=flags.at_least(1), help="training steps (as in octic_equal_compute)")
     options = several_seeds.parse(parser, arguments, ENTRIES)
     if options.source is None:
         parser.error("--source is missing; give the data, such as --source=npz:<file> with splits train and test")
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = file[ENTRIES[options.data]]
     found = {arm: [figures(options, arm, chosen, seed) for seed in options.seeds] for arm in options.arms}
     rows = {arm: summary(of_seeds) for arm, of_seeds in found.items()}
-    gains = several_seeds.gains(rows, [(arm, "plain") for arm in rows if arm != "plain"], list(COLUMNS))
+    gains = differences.gains(rows, [(arm, "plain") for arm in rows if arm != "plain"], list(COLUMNS))
     several_seeds.show(rows, COLUMNS, gains)
     accuracy = {arm: [one["accuracy"] for one in of_seeds] for arm, of_seeds in found.items()}
     draw(accuracy, findings.picture(options), options.data.replace("_", " "))
@@ -69,16 +69,14 @@ def figures(options: argparse.Namespace, arm: str, chosen: Mapping[str, Any], se
     overrides = [*chosen["overrides"], *options.override]
     equal = argparse.Namespace(steps=options.steps or chosen["steps"], override=overrides)
     setattr(equal, options.data, options.source)
-    place = options.workdir / options.data
-    images = place / "images.npz"
     model = Model(family, row["width"], row["rule"])
-    if not images.is_file():
-        data = octic_equal_compute.config_of(options.data, model, equal).data
-        held_out.prepare(data, images, redraw=functools.partial(turned, angle=0, fill=mean_colour(data)))
+    data = octic_equal_compute.config_of(options.data, model, equal).data
+    redraw = functools.partial(turned, angle=0, fill=mean_colour(data))
+    images = held_out.prepared(data, options.workdir / "images.npz", redraw=redraw)
     texts = [f"data.source=npz:{images}", *held_out.WHOLE, "data.split=train", f"schedule.lr={row['rate']}", *texts]
     texts += ["evaluation.suite=('accuracy',)", f"seed={seed}"]
     config = octic_equal_compute.config_of(options.data, model, equal, *texts)
-    workdir = place / arm.replace(", ", "_") / f"seed_{seed}"
+    workdir = options.workdir / arm.replace(", ", "_") / f"seed_{seed}"
     several_seeds.trained(config, workdir)
     return findings.cached(workdir.with_name(f"{workdir.name}_angles.json"), lambda: at_angles(config, workdir))
 

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from equivit import summarize
 from equivit.training import config as configs
 from experiments import compiled_models, findings, flags, timing
-from experiments.studies import held_out, several_seeds
+from experiments.studies import differences, held_out, several_seeds
 
 # 17 tokens, and so few images that two hours on two cores are a dozen epochs of each run.  Mirrored and shifted images
 # for every model: as on CIFAR, nothing is turned in training.
@@ -76,10 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _images(name: str, options: argparse.Namespace) -> pathlib.Path:
     """The file of the data set with held-out images, written where there is none."""
-    path = options.workdir / name / "images.npz"
-    if not path.is_file():
-        held_out.prepare(config_of(name, Model("plain", options.width), options).data, path)
-    return path
+    data = config_of(name, Model("plain", options.width), options).data
+    return held_out.prepared(data, options.workdir / name / "images.npz")
 
 
 # ---- Widths
@@ -195,8 +193,7 @@ def _row(name: str, model: Model, entry: dict, data: pathlib.Path, options: argp
 
 def config_of(name: str, model: Model, options: argparse.Namespace, *overrides: str):
     size = [f"model.width={model.width}", f"model.num_heads={heads_of(model.width)}"]
-    length = [f"steps={options.steps}", "epochs=None", "schedule.warmup_epochs=None"]
-    length += [f"schedule.warmup_steps={options.steps // 20}", f"log.every_steps={max(1, options.steps // 50)}"]
+    length = several_seeds.length_in_steps(options.steps, warmup=20)
     source = [f"data.source={getattr(options, name)}"]
     texts = [*SHARED, *DATA[name], *size, *length, *source, *options.override, *overrides]
     return configs.load(f"configs/cifar.py:10,{model.family}", texts)
@@ -214,7 +211,7 @@ def show(rows: Sequence[dict], options: argparse.Namespace) -> None:
     print(findings.table([cells(row, options.rates) for row in rows], COLUMNS))
     gains = gains_of(rows)
     for name, gain in gains.items():
-        print(f"{name}: {several_seeds.verdict(gain['gap'], gain['standard_error'])}")
+        print(f"{name}: {differences.verdict(gain)}")
     about = dict(steps=options.steps, rates=options.rates, seeds=options.seeds, held_out=held_out.HELD_OUT)
     about |= dict(overrides=[*SHARED, *options.override], data=DATA)
     draw(rows, findings.picture(options))
@@ -248,7 +245,7 @@ def gains_of(rows: Sequence[Mapping]) -> dict[str, dict]:
             continue
         for key, words in (("upright", "upright"), ("eight", "eight orientations")):
             name = f"{row['data']}, {words}: {row['model']}, minus plain"
-            gains[name] = several_seeds.difference(row[key], reference[key])
+            gains[name] = differences.difference(row[key], reference[key])
     return gains
 
 
@@ -275,20 +272,17 @@ def draw(rows: Sequence[Mapping], path: pathlib.Path) -> None:
 
 
 def _options(arguments):
-    parser = flags.parser(__doc__, __file__)
+    parser = several_seeds.parser(__doc__, __file__, epochs=False, source=False)
     parser.add_argument("--blood_cells", help="their source, such as npz:<file> with splits train and test")
     parser.add_argument("--cifar10", help="its source")
     parser.add_argument("--patterns", help="their source, drawn by studies.patterns")
     parser.add_argument("--width", type=int, default=64, help="of the plain model (%(default)s)")
     parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))
     parser.add_argument("--rules", default=list(RULES), type=flags.one_of(RULES), help="budgets (both)")
-    parser.add_argument("--steps", type=int, default=1000, help="of every run (%(default)s)")
+    parser.add_argument("--steps", type=flags.at_least(1), default=1000, help="of every run (%(default)s)")
     parser.add_argument("--rates", default=[1e-3, 3e-3, 9e-3], type=flags.each_at_least(0, float))
-    parser.add_argument("--seeds", default=[0, 1, 2], type=flags.each_at_least(0))
-    parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
-    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/octic_equal_compute"))
     parser.add_argument("--plan", action="store_true", help="measure, print what would be run, and end")
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     if not any(getattr(options, name) for name in DATA):
         parser.error("nothing to train on; give " + " or ".join(f"--{name}=npz:<file>" for name in DATA))
     if heads_of(options.width) is None or options.width not in LEGAL:

@@ -39,9 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def arms(options, name: str) -> list[together.Arm]:
     """The arms of a data set."""
-    path = options.workdir / f"{name}.npz"
-    if not path.is_file():
-        held_out.prepare(config_of(options, name, "plain", 192).data, path)
+    path = held_out.prepared(config_of(options, name, "plain", 192).data, options.workdir / f"{name}.npz")
     return [together.Arm(arm, config_of(options, name, *model), path) for arm, model in ARMS.items()]
 
 

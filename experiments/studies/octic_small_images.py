@@ -8,7 +8,7 @@ Claim: the predictions of invariant models (I8, D8) are identical in all eight o
 """
 
 from experiments import findings, flags
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 FAMILIES = ("plain", "H8", "I8", "D8")
 FIGURES = {"upright": "eval/accuracy/top1", "eight orientations": "eval/orientation/accuracy_mean"}
@@ -31,13 +31,12 @@ def main(arguments=None) -> int:
     file, *overrides = DATA[options.data]
     rows = {}
     for family in options.families:
-        place = f"{options.data}/{family}"
-        rows[family] = several_seeds.aggregate(options, file.format(family=family), overrides, place)
+        rows[family] = several_seeds.aggregate(options, file.format(family=family), overrides, family)
     figures = {family: {key: row[FIGURES[key]]["values"] for key in FIGURES} for family, row in rows.items()}
     pairs = ((family, "plain") for family in rows if family != "plain")
-    gains = several_seeds.gains(figures, pairs, list(FIGURES)[:2])
+    gains = differences.gains(figures, pairs, list(FIGURES)[:2])
     several_seeds.show(figures, {key: f"{key}, %" for key in FIGURES}, gains)
-    findings.write(options, dict(data=options.data, rows=rows))
+    findings.write(options, dict(data=options.data, **several_seeds.given(options), rows=rows))
     keys = ("eval/orientation/identical", "eval/orientation/decided")  # numbers of images without a tie
     counts = [[rows[family][key]["values"] for key in keys] for family in ("I8", "D8") if family in rows]
     return int(any(identical != decided for identical, decided in counts))

@@ -31,7 +31,7 @@ from equivit.training import checkpoints, sharding
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
-from experiments.studies import octic_small_images, several_seeds
+from experiments.studies import differences, octic_small_images, several_seeds
 
 FAMILIES = ("H8", "I8")
 SHARE = 3  # `octify` and the short runs from scratch take the teacher's steps divided by this
@@ -43,25 +43,27 @@ RECIPE = ["evaluation.suite=('accuracy','orientation')"]
 # Keys of `data` that configs/octify.py takes from the teacher's recipe.
 IMAGES = ("source", "split", "eval_split", "image_size", "mean", "std", "channels", "crop_ratio")
 IMAGES += ("train_examples", "eval_examples", "augment.crop", "augment.flip")
+# Overrides of the trainings with labels alone: `octify` has the teacher's model, and the rest by its own recipe.
+SUPERVISED = ("steps=", "epochs=", "model.", "objective.", "optimizer.", "schedule.", "evaluation.")
 
 
 def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__, epochs=False)
-    parser.add_argument("--steps", type=int, default=1800, help="of the teacher (%(default)s)")
+    parser.add_argument("--steps", type=flags.at_least(SHARE), default=1800, help="of the teacher (%(default)s)")
     parser.add_argument("--scratch", default=list(SCRATCH), type=flags.one_of(SCRATCH), help="steps from scratch")
     parser.add_argument("--families", default=list(FAMILIES), type=flags.one_of(FAMILIES))
     options = several_seeds.parse(parser, arguments, ("cifar10", "blood_cells"))
     found = [figures(options, seed) for seed in options.seeds]
     rows = {name: {key: [each[name][key] for each in found] for key in FIGURES} for name in found[0]}
     pairs = [(f"{family}, octify", other) for family in options.families for other in compared(family)]
-    gains = several_seeds.gains(rows, pairs, list(FIGURES))
+    gains = differences.gains(rows, pairs, list(FIGURES))
     several_seeds.show(rows, {key: f"{key}, %" for key in FIGURES}, gains)
     features = {family: nearness(options, family) for family in options.families}
     for family, part in features.items():
         for title, values in part.items():
             print(f"{family}, {title}: {', '.join(f'{k} {statistics.fmean(v):.3f}' for k, v in values.items())}")
     settings = dict(data=options.data, steps=options.steps, seeds=options.seeds, rows=rows, gains=gains)
-    settings |= dict(features=features)
+    settings |= dict(features=features, **several_seeds.given(options))
     return findings.finish(options, settings, claims(rows, judged=len(options.seeds) > 1))
 
 
@@ -113,15 +115,15 @@ def nearness(options, family: str) -> dict[str, dict[str, list[float]]]:
 
 
 def place_of(options, seed: int) -> pathlib.Path:
-    return options.workdir / options.data / f"seed_{seed}"
+    return options.workdir / f"seed_{seed}"
 
 
 def config_of(options, family: str, steps: int, seed: int):
     """The recipe of a model with labels."""
     file, *overrides = octic_small_images.DATA[options.data]
-    length = [f"steps={steps}", "epochs=None", "schedule.warmup_epochs=None", f"schedule.warmup_steps={steps // 10}"]
-    texts = [*overrides, *RECIPE, *several_seeds.QUIET, *length, *several_seeds.source(options), f"seed={seed}"]
-    return configs.load(file.format(family=family), [*texts, *options.override])
+    texts = [*overrides, *RECIPE, *several_seeds.QUIET, *several_seeds.length_in_steps(steps, warmup=10)]
+    texts += [*several_seeds.source(options), f"seed={seed}", *options.override]
+    return configs.load(file.format(family=family), texts)
 
 
 def scratch(config, workdir: pathlib.Path) -> dict[str, float]:
@@ -155,9 +157,10 @@ def octified(options, family: str, teacher, place: pathlib.Path, steps: int, see
     length = [f"--config.steps={steps}", "--config.epochs=None", f"--config.seed={seed}", "--config.log.to=()"]
     length += ["--config.schedule.warmup_epochs=None", f"--config.schedule.warmup_steps={steps // 10}"]
     length += ["--config.evaluation.suite=None"]
+    more = [f"--config.{text}" for text in options.override if not text.startswith(SUPERVISED)]
     workdir = place / f"octify_{family}"
     arguments = [f"--input={place / 'teacher'}", f"--family={family}", "--config=configs/octify.py:small"]
-    if status := octify.main([*arguments, f"--workdir={workdir}", *data, *length]):
+    if status := octify.main([*arguments, f"--workdir={workdir}", *data, *length, *more]):
         raise SystemExit(status)
     jax.clear_caches()
     return workdir

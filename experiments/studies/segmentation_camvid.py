@@ -35,7 +35,7 @@ def main(arguments=None) -> int:
     parser = several_seeds.parser(__doc__, __file__)
     parser.add_argument("--rows", default=list(VARIANTS), type=flags.one_of(list(VARIANTS)), help="(all)")
     parser.set_defaults(epochs=40)
-    options = parser.parse_args(arguments)
+    options = several_seeds.parse(parser, arguments)
     rows = {}
     for name in options.rows:
         mode, keys = VARIANTS[name]

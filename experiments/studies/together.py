@@ -3,10 +3,11 @@
 Small runs leave a GPU idle; twelve of them together do not.  A study is tables of arms, each with its config.  All arms
 train for --seconds: steps are timed first, and the length of the runs follows.  Runs train on four fifths of the
 training images (`held_out.prepare`).  An arm's rate is the one with the best mean accuracy on the rest, and its figures
-on the test images are reported at that rate.  All runs see the same batches, mirrored and shifted.
+on the test images are reported at that rate.  A seed draws the initial weights, and the order, shifts and mirrors of
+the images, which are the same for all rates and arms.
 
-The JSON has an entry for each GPU, with a cell for each arm of a table.  It is written after each cell; the next run
-measures the remaining ones.
+The JSON has an entry for each GPU, with a cell for each arm of a table and the settings of its runs.  It is written
+after each cell; the next run measures the remaining ones, and those of other settings.  --quick has another entry.
 """
 
 import itertools
@@ -96,21 +97,29 @@ def study(options, tables: Mapping[str, Callable[[], list[Arm]]], figures: Figur
     if not (machine.on_gpu() or options.quick):
         raise ValueError("this study needs a GPU, and this machine has none; --quick tries the script.")
     budget, entries = timing.Budget(options.minutes), findings.read_json(options.output)
-    known = entries.setdefault(options.entry or jax.local_devices()[0].device_kind, {})
+    entry = options.entry or jax.local_devices()[0].device_kind
+    known = entries.setdefault(f"{entry}, quick" if options.quick else entry, {})
     for table, arms in itertools.islice(tables.items(), 1 if options.quick else None):
+        rows = []
         for arm in itertools.islice(arms(), 1 if options.quick else None):
-            name = f"{table}, {arm.name}"
-            if name in known or not budget.allows(name):
-                continue
-            with budget.trying(name):
-                found = cell(options, arm, figures) | dict(commit=machine.commit(), jax=jax.__version__)
-                known[name] = dict(table=table, arm=arm.name) | found
-                files.write_text(options.output, json.dumps(entries, indent=1) + "\n")
-        rows = [shown(row) for row in known.values() if row["table"] == table]
+            name, asked = f"{table}, {arm.name}", settings(options, arm)
+            if known.get(name, {}).get("settings") != asked and budget.allows(name):
+                with budget.trying(name):
+                    found = cell(options, arm, figures) | dict(commit=machine.commit(), jax=jax.__version__)
+                    known[name] = dict(table=table, arm=arm.name, settings=asked) | found
+                    files.write_text(options.output, json.dumps(entries, indent=1) + "\n")
+            if known.get(name, {}).get("settings") == asked:
+                rows.append(shown(known[name]))
         print(f"{table}\n{findings.table(rows, COLUMNS)}", flush=True)
     for name, error in budget.failed.items():
         print(f"failed: {name}: {error.splitlines()[0]}")
     return int(bool(budget.failed))
+
+
+def settings(options, arm: Arm) -> dict[str, Any]:
+    """The settings that decide on the figures of an arm, beside the script."""
+    found = dict(seconds=options.seconds, rates=options.rates, seeds=options.seeds, overrides=options.override)
+    return found | dict(source=pathlib.PurePath(arm.config.data.source).name)
 
 
 def cell(options, arm: Arm, figures: Figures | None) -> dict[str, Any]:
@@ -150,13 +159,13 @@ class Program:
         self._config, self._objective = config, build.make_objective(config)
         self._module = logical.abstract(jax.eval_shape(lambda: build.make_model(config, Keys(0))))
         self._init = jax.jit(jax.vmap(self._begin))
-        self._chunk = jax.jit(jax.vmap(self._steps, in_axes=(0, 0, None, None, None, None)), donate_argnums=1)
+        self._chunk = jax.jit(jax.vmap(self._steps, in_axes=(0, 0, None, None, None, 0)), donate_argnums=1)
         self._predict = jax.jit(jax.vmap(self._classes, in_axes=(0, None)))
 
     def step_seconds(self, runs: Run, fit: tuple, chunk: int) -> float:
         """The median time of a step of all runs, over chunks after the first."""
         state, times = self._init(runs), []
-        for batches in itertools.islice(self._orders(fit, chunk), 1 + TIMED):
+        for batches in itertools.islice(self._orders(runs, fit, chunk), 1 + TIMED):
             begun = time.perf_counter()
             state, losses = self._chunk(runs, state, jnp.int32(10**6), *fit, batches)
             jax.block_until_ready(losses)
@@ -166,7 +175,7 @@ class Program:
     def train(self, runs: Run, fit: tuple, chunks: int, chunk: int) -> tuple[State, np.ndarray]:
         """The states of all runs after `chunks` of `chunk` steps, and their mean losses [chunks, R]."""
         state, losses = self._init(runs), []
-        for batches in itertools.islice(self._orders(fit, chunk), chunks):
+        for batches in itertools.islice(self._orders(runs, fit, chunk), chunks):
             state, loss = self._chunk(runs, state, jnp.int32(chunks * chunk), *fit, batches)
             losses.append(loss)
         return state, np.stack(losses)
@@ -178,8 +187,11 @@ class Program:
         classes = self._predict(state, padded.reshape(-1, size, *images.shape[1:]))
         return np.asarray(classes).reshape(len(classes), -1)[:, : len(images)]
 
-    def _orders(self, fit, chunk):
-        return orders(len(fit[1]), fit[0].shape[1] // PAD, self._config.batch_size, chunk)
+    def _orders(self, runs, fit, chunk):
+        """The batches of all runs, arrays [R, steps, B], without end."""
+        size = (len(fit[1]), fit[0].shape[1] // PAD, self._config.batch_size, chunk)
+        for each in zip(*(orders(*size, seed) for seed in runs.seed.tolist()), strict=True):
+            yield jax.tree.map(lambda *arrays: np.stack(arrays), *each)
 
     def _begin(self, run):
         model = build.make_model(self._config, Keys(jax.random.key(run.seed)))
@@ -243,9 +255,9 @@ def shifted(images: jax.Array, batch: Batches) -> jax.Array:
     return jax.vmap(one)(padded, batch.down, batch.right, batch.mirrored)
 
 
-def orders(examples: int, pad: int, batch: int, chunk: int) -> Iterator[Batches]:
+def orders(examples: int, pad: int, batch: int, chunk: int, seed: int) -> Iterator[Batches]:
     """Batches for `chunk` steps, without end: epoch by epoch in random order, the same for every arm."""
-    rng, size, rows = np.random.default_rng(0), chunk * batch, np.empty(0, np.int32)
+    rng, size, rows = np.random.default_rng(seed), chunk * batch, np.empty(0, np.int32)
     while True:
         while len(rows) < size:
             rows = np.concatenate([rows, rng.permutation(examples).astype(np.int32)])

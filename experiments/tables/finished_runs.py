@@ -50,6 +50,14 @@ def parser(description: str, script: str, *, tables: Iterable[str] | None = None
     return options
 
 
+def entry(options, rows: Sequence[dict]) -> findings.Entry:
+    """The entry with rows of the chosen tables; rows of other tables stay."""
+    found = findings.Entry(options, {})
+    found.keep(("table",), [(name,) for name in options.tables])
+    found.add(rows)
+    return found
+
+
 def read(directory: pathlib.Path, *, may_be_empty: bool = False) -> list[Run]:
     """All runs in a directory, at any depth.
 

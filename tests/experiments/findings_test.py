@@ -1,5 +1,6 @@
 """Claims, tables and the JSON file of a script."""
 
+import json
 from types import SimpleNamespace
 
 import jax
@@ -53,6 +54,74 @@ def test_the_same_results_keep_the_commit_that_made_them(tmp_path, monkeypatch):
         monkeypatch.setattr(machine, "commit", lambda commit=commit: commit)
         findings.write(options, dict(rows=((1, value),), rates={3: value}))
         assert findings.read(options)["main"]["commit"] == expected
+
+
+class TestEntry:
+    """A script that squares numbers."""
+
+    @pytest.fixture(autouse=True)
+    def script(self, tmp_path, monkeypatch):
+        self.options = SimpleNamespace(output=tmp_path / "squares.json", entry="main")
+        self.commit, self.device = "a", "one"
+        monkeypatch.setattr(machine, "commit", lambda: self.commit)
+        monkeypatch.setattr(machine, "device", lambda: dict(name=self.device))
+
+    def begin(self, *numbers, runs=3):
+        entry = findings.Entry(self.options, dict(runs=runs), Budget(1))
+        entry.keep(("number",), [(number,) for number in numbers])
+        return entry
+
+    def square(self, *numbers):
+        entry = self.begin(*numbers)
+        entry.measured(lambda number: dict(number=number, square=number**2), dict(square="square"))
+        return entry.finish([])
+
+    def written(self):
+        return {row["number"]: row["commit"] for row in json.loads(self.options.output.read_text())["main"]["rows"]}
+
+    def test_rows_that_a_run_does_not_measure_stay_with_their_commits(self):
+        for self.commit, numbers in (("a", (1, 2, 3)), ("b", (2,)), ("c", (4,))):
+            assert self.square(*numbers) == 0
+        assert list(self.written().items()) == [(1, "a"), (2, "b"), (3, "a"), (4, "c")]
+
+    def test_rows_without_a_commit_have_that_of_their_entry(self):
+        findings.write(self.options, dict(rows=[dict(number=1, square=1)]))
+        self.commit = "b"
+        self.square(2)
+        assert self.written() == {1: "a", 2: "b"}
+
+    def test_an_interrupted_run_keeps_what_it_measured(self):
+        entry = self.begin(1, 2)
+
+        def measure(number):
+            if number == 2:
+                raise KeyboardInterrupt
+            return dict(number=number)
+
+        with pytest.raises(KeyboardInterrupt):
+            entry.measured(measure, dict(number="number"))
+        assert self.written() == {1: "a"} and "claims" not in findings.read(self.options)["main"]
+
+    def test_other_settings_are_refused(self):
+        self.square(1)
+        with pytest.raises(ValueError, match=r"entry main was measured with runs=3, and this run has 5; name another"):
+            self.begin(1, runs=5)
+
+    def test_another_machine_replaces_all_rows_or_none(self):
+        self.square(1, 2)
+        self.device = "two"
+        with pytest.raises(ValueError, match=r"has rows of one that this run does not measure, such as number 2;"):
+            self.begin(1)
+        assert self.begin(1, 2, 3).finish([]) == 0  # nothing fitted into its time
+        assert findings.read(self.options)["main"]["device"]["name"] == "one" and list(self.written()) == [1, 2]
+        self.square(1, 2, 3)
+        assert findings.read(self.options)["main"]["device"]["name"] == "two" and list(self.written()) == [1, 2, 3]
+
+    def test_other_versions_are_as_another_machine(self, monkeypatch):
+        self.square(1, 2)
+        monkeypatch.setattr(machine, "versions", lambda: dict(jax="0.0"))
+        with pytest.raises(ValueError, match=rf"has rows of .*jax {jax.__version__}.* such as number 1;"):
+            self.begin(2)
 
 
 def test_an_entry_leaves_the_others_as_they_are(tmp_path):

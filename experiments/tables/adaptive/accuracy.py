@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from equivit.configs import recipes
-from experiments import findings
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
 from experiments.tables.adaptive import further_evaluations
@@ -88,7 +87,8 @@ def main(arguments=None) -> int:
     finished_runs.show(lines, TABLES, COLUMNS, {" ".join(cell): keys for cell, keys in others.items()})
     if options.missing:
         print(*(command(cell, options) for cell in cells if not found[cell]), sep="\n")
-    return findings.finish(options, dict(rows=rows), claims_of(rows))
+    entry = finished_runs.entry(options, rows)
+    return entry.finish(claims_of(entry.rows()))
 
 
 def cell_in(entry: Entry) -> Cell:

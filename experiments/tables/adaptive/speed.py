@@ -1,8 +1,8 @@
 """The costs of shift-equivariance: Tables 3, 4 and A1 of shift-equivariant ViTs, adaptive over ordinary models.
 
-    python -m experiments tables.adaptive.speed  # a GPU: batches of 128
+    python -m experiments tables.adaptive.speed --entry=gpu  # a GPU: batches of 128
     python -m experiments tables.adaptive.speed --batch=8 --runs=41 --warmup=2 --minutes=25  # a CPU
-    python -m experiments tables.adaptive.speed --quick  # tiny models on any machine; tries the script
+    python -m experiments tables.adaptive.speed --quick --output=/tmp/quick.json  # tiny models on any machine; a trial
 
 Forward passes of the T sizes in float32 with the same random weights, in turn in one run: ordinary, adaptive with
 `select="output"` (the paper's choice of phases) and with "input".  The ordinary model is the published one, padded with
@@ -38,7 +38,7 @@ from equivit.models.swin.window import spread
 from equivit.precision import PRECISIONS, cast
 from equivit.symmetry import shifts
 from experiments import compiled_models, findings, machine, timing
-from experiments.compiled_models import Compiled
+from experiments.compiled_models import Compiled, compiled
 from experiments.findings import Claim
 from experiments.tables import measuring, papers
 
@@ -67,21 +67,22 @@ MODULE_COLUMNS |= dict(adaptive_paper="adaptive")
 def main(arguments=None) -> int:
     parser = measuring.parser(__doc__, __file__, models=list(BOUNDS), precisions=PRECISIONS, batch=128)
     options = parser.parse_args(arguments)
-    budget = timing.Budget(options.minutes)
+    budget, builds = timing.Budget(options.minutes), modules(options)
+    entry = findings.Entry(options, measuring.settings(options), budget)
+    entry.keep(("model",), [(name,) for name in options.models])
+    entry.keep(("module",), [(name,) for name in builds], "modules")
     rows = {name: dict(model=name, **paper_columns(name), **arithmetic(name, options)) for name in options.models}
     for what, measure in (("forward", forward), ("gradient", gradient)):
         for name in options.models:
-            rows[name] |= measuring.attempt(budget, f"{name}, {what}", measure, name, options) or {}
-    timed = []
-    for name, build in modules(options).items():
-        if (row := measuring.attempt(budget, name, module_row, name, build, options)) is not None:
-            timed.append(row)
+            if (found := measuring.attempt(budget, f"{name}, {what}", measure, name, options)) is not None:
+                rows[name] |= found
+                entry.add([rows[name]])
+    timed = entry.measured(lambda name: module_row(name, builds[name], options), MODULE_COLUMNS, "modules")
     note = measuring.note(options, "ratios are adaptive over ordinary")
     print(f"batches of {options.batch}, {options.precision}{note}")
-    print(findings.table(list(rows.values()), COLUMNS))
+    print(findings.table(entry.rows(), COLUMNS))
     print(findings.table(timed, MODULE_COLUMNS))
-    results = dict(**measuring.settings(options), rows=rows, modules=timed)
-    return findings.finish(options, results, claims_of(rows, judged=not options.quick), budget)
+    return entry.finish(claims_of(entry.rows(), judged=not options.quick))
 
 
 def paper_columns(name: str) -> dict[str, float]:
@@ -222,18 +223,6 @@ def noise(*shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(1), shape)
 
 
-def compiled(apply: Callable, module: Any, x: Any) -> Compiled:
-    """`apply(module, x)`, which can be called if both are arrays, not shapes alone."""
-    leaves, structure = jax.tree.flatten((module, x))  # a module is slow to flatten
-    program = jax.jit(lambda leaves: apply(*jax.tree.unflatten(structure, leaves))).lower(leaves).compile()
-
-    def start():
-        arrays = jax.block_until_ready(jax.device_put(leaves))
-        return lambda: program(arrays)
-
-    return Compiled(start, machine.memory(program))
-
-
 def module_row(name: str, build: Callable, options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds of a module beside the paper's."""
     times = {column: 1e3 * value for column, value in measuring.seconds(build(), options).items()}
@@ -243,9 +232,10 @@ def module_row(name: str, build: Callable, options: argparse.Namespace) -> dict[
 # ---- Claims
 
 
-def claims_of(rows: dict[str, dict], *, judged: bool) -> list[Claim]:
+def claims_of(rows: list[dict], *, judged: bool) -> list[Claim]:
     claims, gpu = [], machine.on_gpu()
-    for name, row in rows.items():
+    for row in rows:
+        name = row["model"]
         bounds, times = BOUNDS[name], f"{name}: time over the ordinary model's"
         if gpu:
             held = [(f"{times}, the paper's as bound", "output", row["paper"])]

@@ -1,7 +1,8 @@
 """Tokens of an image and of its shifted copy, by an ordinary and an adaptive model: Figure 4 of shift-equivariant ViTs.
 
     python -m experiments tables.adaptive.tokens  # CvT-13, about a minute on a CPU
-    python -m experiments tables.adaptive.tokens --model=swin_t --entry=swin_t --quick  # a tiny model; tries the script
+    python -m experiments tables.adaptive.tokens --model=swin_t --entry=swin_t
+    python -m experiments tables.adaptive.tokens --quick --output=/tmp/quick.json  # a tiny model; tries the script
 
 A photograph of scikit-learn is shifted by one row and one column, around the torus.  After each stage the tokens of the
 copy are subtracted from those at the same place of the image, as nearly as the grid allows.  The picture shows the
@@ -46,6 +47,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     recipe = recipes.HIERARCHICAL[options.model]
     side, small = (32, recipe["small"]) if options.quick else (recipe["side"], {})
+    entry = findings.Entry(options, dict(model=options.model, pixels=side, shift=SHIFT, quick=options.quick))
     image = photograph(side)
     pixels = {"upright": image, "moved": np.roll(image, SHIFT, (0, 1))}
     common, maps = dict(image_size=(side, side), **recipe["circular"], **small), {}
@@ -55,8 +57,7 @@ def main(arguments=None) -> int:
     rows = [row for variant, both in maps.items() for row in compared(variant, both["upright"], both["moved"])]
     print(f"{options.model}, {side} px, shifted by {SHIFT}; differences relative to the largest token")
     print(findings.table([{**row, "changed": 100 * row["changed"]} for row in rows], COLUMNS))
-    results = dict(model=options.model, pixels=side, shift=SHIFT, quick=options.quick, rows=rows)
-    status = findings.finish(options, results, claims_of(rows))
+    status = entry.finish(claims_of(rows), rows=rows)
     draw(pixels, maps, findings.picture(options))
     return status
 

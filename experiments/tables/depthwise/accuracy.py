@@ -32,7 +32,7 @@ from equivit.configs import depthwise
 from equivit.depthwise import selection
 from equivit.training import build, freezing
 from equivit.training import config as configs
-from experiments import findings, machine
+from experiments import machine
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
 from experiments.tables.depthwise import calls
@@ -124,7 +124,8 @@ def main(arguments=None) -> int:
     finished_runs.show(rows, TABLES, COLUMNS, departed, more=MORE)
     if options.missing:
         print(*(command(cell, options.runs) for cell in cells if not found[cell]), sep="\n")
-    return findings.finish(options, dict(rows=rows), claims_of(rows))
+    entry = finished_runs.entry(options, rows)
+    return entry.finish(claims_of(entry.rows()))
 
 
 def _read(flag: str, path: pathlib.Path, script: str) -> list[dict[str, Any]]:

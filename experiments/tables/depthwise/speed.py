@@ -20,7 +20,7 @@ at least 16 % of ViT-L/14's time and 10 blocks Ens+DW 18 %; and each further rep
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -80,28 +80,25 @@ def main(arguments=None) -> int:
     parser.add_argument("--runtime", choices=("onnx", "jax"), default="onnx", help="(%(default)s)")
     parser.add_argument("--only", default=list(PARTS), type=flags.one_of(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--repeats", type=flags.at_least(1), default=20, help="in a program of JAX (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that the entry of the JSON file has")
+    parser.add_argument("--resume", action="store_true", help="measure only rows that the entry does not have yet")
     options = parser.parse_args(arguments)
     options.entry = options.entry or ("main" if options.runtime == "onnx" else "jax")
-    before = findings.read(options).get(options.entry, {}).get("rows", []) if options.resume else []
-    rows = {cell_of(row): row for row in before if row["ms"] is not None}
-    wanted, budget = variants(options), timing.Budget(options.minutes)
+    wanted = variants(options.runtime, options.only)
     if options.runtime == "jax" and not machine.on_gpu():
         print(findings.table([empty(cell, variant) for cell, variant in wanted.items()], COLUMNS))
         print("Nothing was measured: these cells are for a GPU.")
         return 0
     with profile.alone() if options.runtime == "onnx" else contextlib.nullcontext("one GPU") as conditions:
         print(conditions)
-        for cell, variant in wanted.items():
-            if cell.number and cell not in rows:
-                measure(cell, variant, wanted, rows, options, budget)
-    found = [rows.get(cell) or empty(cell, variant) for cell, variant in wanted.items()]
+        settings = dict(conditions=conditions, form="released", pixels=PIXELS, repeats=options.repeats)
+        if options.runtime == "onnx":
+            settings |= dict(onnxruntime=onnx_files.library("onnxruntime").__version__)
+        entry = findings.Entry(options, settings, timing.Budget(options.minutes))
+        measure_all(wanted, entry, options)
+    rows, every = {cell_of(row): row for row in entry.rows()}, variants(options.runtime, PARTS)
+    found = [rows.get(cell) or empty(cell, one) for cell, one in every.items() if cell in rows or cell in wanted]
     print(findings.table(found, COLUMNS))
-    settings = dict(conditions=conditions, form="released", pixels=PIXELS, repeats=options.repeats)
-    if options.runtime == "onnx":
-        settings |= dict(onnxruntime=onnx_files.library("onnxruntime").__version__)
-    claims = claims_of(found) if options.runtime == "onnx" else []
-    status = findings.finish(options, dict(rows=found, **settings), claims, budget)
+    status = entry.finish(claims_of(found) if options.runtime == "onnx" else [])
     if drawn := [row for row in found if row["part"] == "figures" and row["batch"] == 1 and row["ms"] is not None]:
         draw([row for row in drawn if row["precision"] == "float32"], findings.picture(options))
     return status
@@ -110,11 +107,11 @@ def main(arguments=None) -> int:
 # ---- Cells
 
 
-def variants(options) -> dict[Cell, Variant]:
-    """The cells of the wanted parts; of each subject attention comes first."""
+def variants(runtime: str, parts: Sequence[str]) -> dict[Cell, Variant]:
+    """The cells of some parts; of each subject attention comes first."""
     found: dict[Cell, Variant] = {}
-    for part in options.only:
-        for precision, batch in conditions_of(part, options.runtime):
+    for part in parts:
+        for precision, batch in conditions_of(part, runtime):
             for cell, variant in BY_PART[part](part):
                 found[cell._replace(precision=precision, batch=batch)] = variant.at(precision)
     return found
@@ -191,23 +188,31 @@ BY_PART |= {"figures": numbers}
 # ---- Times
 
 
-def measure(cell: Cell, variant: Variant, wanted, rows: dict[Cell, dict], options, budget: timing.Budget) -> None:
-    """Time a cell in turn with the attention of its subject, and add both to the rows."""
+def measure_all(wanted: Mapping[Cell, Variant], entry: findings.Entry, options) -> None:
+    """Time the wanted cells, with --resume those that the entry does not have; each is written at once."""
+    entry.keep(Cell._fields, wanted)
+    known = {cell_of(row) for row in entry.rows() if row["ms"] is not None} if options.resume else set()
+    for cell in wanted:
+        if cell.number and cell not in known:
+            name = f"{cell.part}: {cell.subject}, {cell.name} {cell.number}, {cell.precision}, batch {cell.batch}"
+            if (found := measuring.attempt(entry.budget, name, measure, cell, wanted, options)) is not None:
+                rows = {one: row for one, row in found.items() if one not in known}  # attention as timed first
+                known |= rows.keys()
+                entry.add(rows.values())
+                print(findings.table([found[cell]], COLUMNS), flush=True)
+
+
+def measure(cell: Cell, wanted: Mapping[Cell, Variant], options) -> dict[Cell, dict]:
+    """The rows of a cell and of the attention of its subject, timed in turn."""
     base = next(other for other in wanted if other.number == 0 and other[:2] == cell[:2] and other[4:] == cell[4:])
-
-    def both():
-        timed = {one: opened(one, wanted[one], options) for one in (base, cell)}
-        seconds = timing.medians(timing.interleaved(timed, warmup=options.warmup, runs=options.runs))
-        repeats = 1 if options.runtime == "onnx" else options.repeats
-        return {one: 1e3 * second / repeats for one, second in seconds.items()}
-
-    name = f"{cell.part}: {cell.subject}, {cell.name} {cell.number}, {cell.precision}, batch {cell.batch}"
-    if (ms := measuring.attempt(budget, name, both)) is None:
-        return
-    rows.setdefault(base, empty(base, wanted[base]) | dict(ms=ms[base], ratio=1.0, saved=0.0))
-    ratio, theirs = ms[cell] / ms[base], timing.ratio(variant.paper, wanted[base].paper)
-    rows[cell] = empty(cell, variant) | dict(ms=ms[cell], ratio=ratio, saved=100 * (1 - ratio), paper_ratio=theirs)
-    print(findings.table([rows[cell]], COLUMNS), flush=True)
+    timed = {one: opened(one, wanted[one], options) for one in (base, cell)}
+    seconds = timing.medians(timing.interleaved(timed, warmup=options.warmup, runs=options.runs))
+    repeats = 1 if options.runtime == "onnx" else options.repeats
+    ms = {one: 1e3 * second / repeats for one, second in seconds.items()}
+    ratio, theirs = ms[cell] / ms[base], timing.ratio(wanted[cell].paper, wanted[base].paper)
+    own = dict(ms=ms[cell], ratio=ratio, saved=100 * (1 - ratio), paper_ratio=theirs)
+    row = empty(base, wanted[base]) | dict(ms=ms[base], ratio=1.0, saved=0.0)
+    return {base: row, cell: empty(cell, wanted[cell]) | own}
 
 
 def opened(cell: Cell, variant: Variant, options) -> Callable[[], Any]:

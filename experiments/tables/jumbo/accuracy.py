@@ -77,11 +77,12 @@ def main(arguments=None) -> int:
     first = {cell: group[0] for cell, group in found.items() if group}
     others = {cell: finished_runs.departures(run, recipe(cell), free=FREE) for cell, run in first.items()}
     rows = [row(entry, found, others) for entry in entries]
-    best = best_of(rows)
-    _print(rows, best, others, why)
+    _print(rows, best_of(rows), others, why)
     if options.missing:
         print(*commands(entries, found, options.runs), sep="\n")
-    return findings.finish(options, dict(rows=rows, best=best, missing_sets=why), claims_of(rows, best))
+    entry = finished_runs.entry(options, rows)
+    best = best_of(entry.rows())
+    return entry.finish(claims_of(entry.rows(), best), best=best, missing_sets=why)
 
 
 # ---- Which run is what

@@ -1,7 +1,7 @@
 r"""Global tokens of trained runs: their attention (Jumbo, A.6), and the norms of the patch tokens (Figure 5).
 
-    python -m experiments tables.jumbo.global_tokens runs/jumbo_small_images/registers_96/seed_0 \
-        runs/jumbo_small_images/jumbo_96/seed_0
+    python -m experiments tables.jumbo.global_tokens runs/jumbo_small_images/main/registers_96/seed_0 \
+        runs/jumbo_small_images/main/jumbo_96/seed_0
 
 Draws the last block's attention of each token before the patches (mean over heads) on some test images, and histograms
 of the norms of the patch tokens after the last block.  The JSON has the share above three times the median.

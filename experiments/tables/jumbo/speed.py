@@ -1,15 +1,15 @@
 """Throughput and memory of every model in Jumbo's Tables 1 and 4 to 12, and of BiXT; Figures 1 and 4 from them.
 
-    python -m experiments tables.jumbo.speed --tables=1,4,5  # a GPU: bfloat16, batches of 512
-    python -m experiments tables.jumbo.speed --tables=6  # everything at 224 px
-    python -m experiments tables.jumbo.speed --tables=7,8,9,10,11,BiXT  # and at 128 px
-    python -m experiments tables.jumbo.speed --tables=12
-    python -m experiments tables.jumbo.speed --batch=8 --runs=5 --warmup=1 --tables=7,8  # a CPU: float32
+    python -m experiments tables.jumbo.speed --entry=gpu --tables=1,4,5  # a GPU: bfloat16, batches of 512
+    python -m experiments tables.jumbo.speed --entry=gpu --tables=6  # everything at 224 px
+    python -m experiments tables.jumbo.speed --entry=gpu --tables=7,8,9,10,11,BiXT  # and at 128 px
+    python -m experiments tables.jumbo.speed --entry=gpu --tables=12
+    python -m experiments tables.jumbo.speed --entry=cpu --batch=8 --runs=5 --warmup=1 --tables=7,8  # a CPU: float32
 
-Each call ends within eight minutes on a GPU and names the models that it leaves out.  Other rows stay in the JSON if
-they are of the same machine and batch, so that calls add up; each row has its commit.  All models of a size are timed
-in turn.  Models with batch norms are timed as they are, and folded: the paper does not say which it timed.  Memory is
-the most that the compiled program needs, parameters and images included.
+Each call ends within eight minutes on a GPU and names the models that it leaves out.  Other rows of the entry stay, so
+that calls add up; each row has its commit.  All models of a size are timed in turn.  Models with batch norms are timed
+as they are, and folded: the paper does not say which it timed.  Memory is the most that the compiled program needs,
+parameters and images included.
 
 Claims, on a GPU, for models timed in one call: Jumbo over 16 registers of the same width is within the paper's range
 (1.15x to 1.23x at 224 px, 0.94x to 0.96x at 128 px) with a tenth to spare, and so is ViT-B with Jumbo over registers of
@@ -29,6 +29,7 @@ from experiments.tables.jumbo import figures, paper_numbers
 TITLES = {"1": "encoders of masked autoencoding", "4": "the Jumbo MLP", "5": "capacity"} | paper_numbers.TITLES
 RATIOS = {224: (1.15, 1.23), 128: (0.94, 0.96)}  # the paper's range over widths
 SPARE = 0.9
+KEY = ("table", "words", "pixels", "folded")
 SIZES = ("nano", "tiny", "small")  # that Jumbo and Registers share
 BATCH_NORM = ("efficientvit", "shvit", "mobilenetv4")
 COLUMNS = dict(label="", pixels="px", folded="", speed="images/s", paper_speed="paper", mib="MiB", paper_gb="paper, GB")
@@ -72,16 +73,22 @@ def main(arguments=None) -> int:
     parser.add_argument("--accuracy", type=pathlib.Path, default=default, help="JSON file of accuracy.py, if it exists")
     parser.add_argument("--tables", type=flags.one_of(list(TITLES)), default=list(TITLES), help="(all)")
     options = parser.parse_args(arguments)
-    budget, turns = timing.Budget(options.minutes), {}
-    for variant in (variant for variant in variants() if variant.table in options.tables):
+    budget, turns, rows = timing.Budget(options.minutes), {}, []
+    wanted = [variant for variant in variants() if variant.table in options.tables]
+    for variant in wanted:
         turns.setdefault(variant.turn, []).append(variant)
-    rows = [row for name, group in turns.items() for row in timed(name, group, options, budget)]
     settings = dict(batch=options.batch, compute="bfloat16" if machine.on_gpu() else "float32")
+    entry = findings.Entry(options, settings, budget)
+    entry.keep(KEY, [tuple(getattr(variant, field) for field in KEY) for variant in wanted])
+    for name, group in turns.items():
+        if found := timed(name, group, options, budget):
+            entry.add(found)
+            rows += found
     show(rows)
-    rows_of_all = [{**row, "commit": machine.commit()} for row in rows] + before(options, rows, settings)
-    status = findings.finish(options, dict(**settings, rows=rows_of_all), claims_of(rows), budget)
+    status = entry.finish(claims_of(rows))
     best = findings.read_json(options.accuracy).get("main", {}).get("best", [])
-    figures.draw(findings.read(options)[options.entry], best, findings.picture(options))
+    if rows:
+        figures.draw(findings.read(options)[options.entry], best, findings.picture(options))
     return status
 
 
@@ -123,23 +130,6 @@ def timed(turn: str, group: Sequence[Variant], options, budget: timing.Budget) -
         row |= dict(speed=options.batch / seconds[variant.program], paper_speed=paper and 1000 * paper)
         rows.append(row | dict(mib=memory and memory.peak / 2**20))
     return rows
-
-
-def before(options, rows: Sequence[dict], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of earlier calls that stay: of other models, of the same machine, batch and precision."""
-    old = findings.read(options).get(options.entry)
-    if old is None:
-        return []
-    same = old["device"]["name"] == machine.device()["name"]
-    if not same or any(old[key] != value for key, value in settings.items()):
-        print(f"{options.output}: its rows are of another machine or batch, and are replaced.")
-        return []
-    new = {_key(r) for r in rows}
-    return [r for r in old["rows"] if _key(r) not in new]
-
-
-def _key(r: Mapping[str, Any]) -> tuple:
-    return r["table"], r["words"], r["pixels"], r["folded"]
 
 
 def claims_of(rows: Sequence[dict]) -> list[Claim]:

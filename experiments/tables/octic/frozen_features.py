@@ -8,7 +8,8 @@ r"""Frozen features of DINOv2 runs beside octic ViTs, Table 3: ImageNet-1k, ADE2
 Takes the runs of configs/dinov2.py in the directory, at any depth, and the models there that equivit.convert made of
 the authors' files (docs/octic_weights.md), and counts the operations of every model.  Cells without a run or data stay
 empty.  --evaluate evaluates the teachers where that has not been done: the protocols `knn`
-and `linear_probe` on ImageNet-1k, `patch_knn` and `patch_linear` on the others; results lie in the run's directory.
+and `linear_probe` on ImageNet-1k, `patch_knn` and `patch_linear` on the others; results lie in the run's directory, and
+are refused where the data came from another source.
 Operations beside linear accuracy are the self-supervised half of Figure 1.
 
 As in the paper, the linear probe is the best of 52 heads on the reported images, and segmentation counts ignored labels
@@ -35,6 +36,7 @@ from equivit.training import config as configs
 from experiments import findings, flags, machine
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
+from experiments.tables.octic.kept import kept
 
 # Table 3: operations in G, and figures in percent.
 PAPER = {row["model"]: row for row in papers.rows(__file__, "paper_frozen_features.csv", words=("model",))}
@@ -59,13 +61,16 @@ def main(arguments=None) -> int:
     parser.add_argument("--ade20k", help="such as pairs:/data/ADEChallengeData2016")
     parser.add_argument("--voc2012", help="such as pairs:/data/VOCdevkit/VOC2012")
     options = parser.parse_args(arguments)
+    if (options.ade20k or options.voc2012) and not options.evaluate:
+        parser.error("--ade20k and --voc2012 go with --evaluate")
     runs = found_in(options.runs) if options.runs else []
     found = finished_runs.present(runs, cell_of, list(PAPER))
     sources = dict(imagenet=None, ade20k=options.ade20k, voc2012=options.voc2012)
     for run in (run for group in found.values() for run in group if options.evaluate):
         for name in SETS:
             if name == "imagenet" or sources[name] is not None:
-                findings.cached(file(run, name), functools.partial(evaluated, run, name, sources[name]))
+                compute = functools.partial(evaluated, run, name, sources[name])
+                kept(file(run, name), dict(source=sources[name]), compute)
     rows = [row(name, found[name]) for name in PAPER]
     claims = [claim for each in rows for claim in claims_of(each, found[each["model"]])]
     print(findings.table(rows, COLUMNS))

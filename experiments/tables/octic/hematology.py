@@ -6,7 +6,7 @@ r"""Blood cells by frozen features before and after training on them: Table 7 of
 
 Takes the DINOv2 runs in the directory, at any depth: the teacher of each, and the model in `config.init` if it still
 exists.  The protocol `hematology` is evaluated on --source, upright and in the eight orientations, where that has not
-been done; results lie in the run's directory.
+been done; results lie in the run's directory, and are refused where --source or --override was another.
 
 Weighted F1, accuracy and balanced accuracy are in percent.  The paper's balanced accuracy depends on classes with one
 to nine test images; the JSON also has it without them, and 95 % intervals.  Claim: I8 has the same class in all
@@ -14,13 +14,13 @@ orientations for at least 99.9 % of the images.
 """
 
 import itertools
-import json
 
 from equivit.training import config as configs
 from equivit.training import loading
 from experiments import findings
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
+from experiments.tables.octic.kept import kept
 
 CLASSIFIERS = {"knn1": "1-NN", "knn20": "20-NN", "linear": "linear"}
 SCORES = {"weighted_f1": "wF1", "accuracy": "Acc", "balanced_accuracy": "bAcc"}
@@ -37,6 +37,8 @@ def main(arguments=None) -> int:
     parser.add_argument("--source", help="labelled cells, such as csv:<file>; without it, what has been evaluated")
     parser.add_argument("--override", action="append", default=[], help="a key=value of the config; may be repeated")
     options = parser.parse_args(arguments)
+    if options.override and options.source is None:
+        parser.error("--override is for an evaluation, and --source is missing; give the labelled cells")
     rows, results, claims = [], {}, []
     finished = [run for run in finished_runs.read(options.runs) if run.report is not None]
     for run, when in itertools.product((run for run in finished if run.config.objective.name == "dinov2"), FILES):
@@ -58,17 +60,22 @@ def main(arguments=None) -> int:
 def evaluated(run, when: str, options) -> dict | None:
     """The results of the protocol, from their file if there is one; None where there is nothing to evaluate."""
     file, source = run.place / FILES[when], str(run.place) if when == "after" else run.config.init
-    if file.is_file():
-        return json.loads(file.read_text())
-    if options.source is None or source is None:
-        return None
-    try:
-        model = loading.load_model(source)
-    except FileNotFoundError:
-        print(f"{run.place}: its initial model {source} does not exist any more")
-        return None
-    config = run.config.copy_and_resolve_references().unlock()
-    for text in (f"data.source={options.source}", *options.override):
-        configs.override(config, text)
-    config.lock()
-    return findings.cached(file, lambda: finished_runs.protocols(config, model, ("hematology",))["hematology"])
+    if options.source is None:
+        return {key: value for key, value in findings.read_json(file).items() if key != "settings"} or None
+    model = None
+    if not file.is_file():
+        if source is None:
+            return None
+        try:
+            model = loading.load_model(source)
+        except FileNotFoundError:
+            print(f"{run.place}: its initial model {source} does not exist any more")
+            return None
+
+    def compute():
+        config = run.config.copy_and_resolve_references().unlock()
+        for text in (f"data.source={options.source}", *options.override):
+            configs.override(config, text)
+        return finished_runs.protocols(config.lock(), model, ("hematology",))["hematology"]
+
+    return kept(file, dict(source=options.source, overrides=options.override), compute)

@@ -80,8 +80,18 @@ class TestRuns:
         output.write_text(json.dumps({"another card": {"first": dict(milliseconds=2.0)}}))
         self.run(output)
         found = json.loads(output.read_text())
-        assert set(found) == {"another card", jax.local_devices()[0].device_kind}
+        assert set(found) == {"another card", f"{jax.local_devices()[0].device_kind}, quick"}
         assert found["another card"] == {"first": dict(milliseconds=2.0)} and "first" in self.measured
+
+    def test_a_cell_of_other_settings_is_measured_again(self, tmp_path):
+        output = tmp_path / "gpu.json"
+        output.write_text(json.dumps({"card": {"first": dict(milliseconds=2.0)}}))  # from before settings were stored
+        for runs in (20, 5, 5):
+            self.run(output, "--entry=card", "--only=first", "--only=last", f"--runs={runs}")
+        assert self.measured == ["last", "last"]
+        found = json.loads(output.read_text())["card"]
+        assert found["last"]["settings"] == dict(runs=5, warmup=3, quick=True)
+        assert {"device", "versions", "commit"} < set(found["last"])
 
 
 def test_it_needs_a_gpu(tmp_path, capsys):

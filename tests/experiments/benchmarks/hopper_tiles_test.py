@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from equivit.kernels.hopper import best
+from experiments import machine
 from experiments.benchmarks import hopper_tiles
 from experiments.benchmarks.field_shapes import REALISTIC
 from tests.experiments import scripts
@@ -53,10 +54,12 @@ def test_what_a_card_has_measured_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(hopper_tiles, "measure", measure)
     monkeypatch.setattr(hopper_tiles.dispatch, "hopper", lambda: True)
     monkeypatch.setattr(hopper_tiles.jax, "local_devices", lambda: [types.SimpleNamespace(platform="gpu")])
-    monkeypatch.setattr(hopper_tiles.machine, "device", lambda: dict(name=card))
+    monkeypatch.setattr(machine, "device", lambda: dict(name=card))
     card, output = "one", f"--output={tmp_path}/tiles.json"
     assert hopper_tiles.main([output, "--model=ViT-L"]) == 0 and len(measured) == 4
     assert hopper_tiles.main([output, "--model=ViT-H", "--model=ViT-L"]) == 0 and len(measured) == 8
     assert len(json.loads((tmp_path / "tiles.json").read_text())["main"]["tiles"]) == 8
     card = "another"
-    assert hopper_tiles.main([output, "--model=ViT-L"]) == 0 and measured[8:] == measured[:4]
+    with pytest.raises(ValueError, match="has rows of one that this run does not measure"):
+        hopper_tiles.main([output, "--model=ViT-L"])
+    assert hopper_tiles.main([output, "--model=ViT-L", "--model=ViT-H"]) == 0 and measured[8:] == measured[:8]

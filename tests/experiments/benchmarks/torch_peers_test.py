@@ -1,8 +1,11 @@
 """The models beside torch's: what is asked of the peer's process, what it may answer, and what is claimed."""
 
 import contextlib
+import importlib
 import json
 import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,6 +73,27 @@ def test_a_peer_that_ends_is_told(python):
         call = peer.variant("gone", 2, 3)
         with pytest.raises(RuntimeError, match="timm_models.py ended at {'run': 'gone'}"):
             call()
+
+
+def test_gradients_of_a_peers_block_begin_at_none(monkeypatch):
+    """By a stand-in for torch, in which a backward pass notes what it would add to."""
+    weight, x, found = SimpleNamespace(grad=None), mock.MagicMock(grad=None), []
+
+    def backward():
+        found.extend([weight.grad, x.grad])
+        weight.grad = x.grad = "of an earlier round"
+
+    x.float().square().mean().__radd__ = lambda *_: SimpleNamespace(backward=backward)
+    model = mock.MagicMock(return_value=x, parameters=lambda: [weight])
+    torch = mock.MagicMock(__version__="0", compile=lambda _: model, nn=mock.MagicMock(Module=object))
+    torch.cuda.is_available = lambda: False
+    name = "experiments.benchmarks.torch_peers.gpu_blocks"
+    stubs = {"torch": torch, "torch.nn": torch.nn, "torch.nn.functional": torch.nn.functional}
+    with mock.patch.dict(sys.modules, stubs):  # the module that is imported here is forgotten, too
+        script = importlib.import_module(name)
+        monkeypatch.setattr(script, "inputs", lambda *_: x)
+        script.answer(dict(kind="plain", task="gradient", width=8, heads=1, warmup=1, runs=2, depth=1))
+    assert found == [None] * 6
 
 
 def test_claims():

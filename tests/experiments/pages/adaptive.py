@@ -2,7 +2,7 @@
 
 import statistics
 
-from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread
+from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread, verdict
 
 PAGE = Page("studies/adaptive")
 LONGER = "adaptive_longer"
@@ -47,10 +47,12 @@ def of_longer(model: str):
     place, trained, tuned = (gap(LONGER, pair, model) for pair in pairs)
     moved = "adaptive - ordinary, shifted"
     of_place, of_tuned = (error(LONGER, pair, model) for pair in (pairs[0], pairs[2]))
+    sure = "" if verdict(LONGER, pairs[2], model) == "resolved" else ", not resolved"
+    assert {verdict(LONGER, pair, model) for pair in (pairs[0], moved)} == {"resolved"}
     yield f"the adaptive model is {place} points below the ordinary one (standard error {of_place})"
     yield f"on circularly shifted images {gap(LONGER, moved, model)} above ({error(LONGER, moved, model)})"
     yield f"trained on shifts loses {trained} points in place"
-    yield f"The arm tuned from the ordinary model is {tuned} points below it in place ({of_tuned})"
+    yield f"The arm tuned from the ordinary model is {tuned} points below it in place ({of_tuned}{sure})"
 
 
 def sentences():
@@ -69,9 +71,12 @@ def sentences():
     yield f"on held-out images {min(falls):.1f} to {max(falls):.1f} points below (one seed"
     small = "adaptive_small_images"
     gains = {model: f"{model} adaptive - {model}, top1" for model in ("swin", "swinv2", "mvitv2", "cvt")}
-    yield f"by {gap(small, gains['swin'])} points (standard error {error(small, gains['swin'])}) for Swin"
-    yield f"{gap(small, gains['swinv2'])} ({error(small, gains['swinv2'])}) for SwinV2"
-    yield f"{gap(small, gains['mvitv2'])} ({error(small, gains['mvitv2'])}) for MViTv2"
-    yield f"{gap(small, gains['cvt'])} ({error(small, gains['cvt'])}, not resolved) for CvT"
+    swin, v2, cvt, mvit = (
+        f"{gap(small, gains[m])} ({error(small, gains[m])})" for m in ("swin", "swinv2", "cvt", "mvitv2")
+    )
+    v2 = v2.replace(" (", " points (standard error ")
+    yield f"SwinV2 by {v2} and MViTv2 by {mvit}, resolved; Swin by {swin} and CvT by {cvt}, not resolved"
+    verdicts = {model: verdict(small, gain) for model, gain in gains.items()}
+    assert [model for model, said in verdicts.items() if said == "resolved"] == ["swinv2", "mvitv2"]
     p4m = "p4m - plain, upright"
     yield f"{gap('adaptive_p4m', p4m)} points below plain (standard error {error('adaptive_p4m', p4m)})"

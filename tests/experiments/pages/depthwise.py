@@ -2,14 +2,17 @@
 
 import statistics
 
-from tests.experiments.pages.figures import Page, entry, error, gap, spread
+from experiments.studies import differences
+from tests.experiments.pages.figures import Page, entry, error, gap, spread, verdict
 
 PAGE = Page("studies/depthwise")
+NAME = "depthwise_small_images"
+SETS = ("cifar10", "blood_cells", "camvid")
 
 
 @PAGE.table("row | CIFAR-10, 2 epochs | blood cells, 9 epochs | CamVid, 10 epochs")
 def depthwise_small():
-    sets = [entry("studies/depthwise_small_images", data)["rows"] for data in ("cifar10", "blood_cells", "camvid")]
+    sets = [entry(f"studies/{NAME}", f"{data}_printed")["rows"] for data in SETS]
     names = {"attention": "stage 2 with attention", "lowest": "lowest Sigma", "highest": "highest Sigma"}
     names |= {"random": "random blocks", "damage": "least damage", "least squares": "lowest, taps by least squares"}
     names |= {"one-stage": "lowest, one-stage", "frozen": "lowest, frozen", "ens_dw": "lowest, Ens+DW"}
@@ -22,8 +25,7 @@ def depthwise_small():
     " | CamVid: before | after | squared error"
 )
 def depthwise_forms():
-    sets = ("cifar10", "blood_cells", "camvid")
-    studies = [entry("studies/depthwise_small_images", f"{data}_forms") for data in sets]
+    studies = [entry(f"studies/{NAME}", f"{data}_forms") for data in SETS]
     for row in studies[0]["rows"]:
         cells = []
         for found in studies:
@@ -34,14 +36,25 @@ def depthwise_forms():
 
 
 def sentences():
-    for data, words in (
-        ("cifar10", "{} points on CIFAR-10 (standard error {})"),
-        ("blood_cells", "{} on blood cells ({})"),
-    ):
-        pair = "lowest - highest"
-        yield words.format(gap("depthwise_small_images", pair, data), error("depthwise_small_images", pair, data))
-    forms = [
-        ("depthwise_small_images", "lowest - highest", f"{data}_forms") for data in ("cifar10", "blood_cells", "camvid")
-    ]
+    printed = [("lowest - highest", f"{data}_printed") for data in SETS] + [("lowest - one-stage", "cifar10_printed")]
+    words = "by {} points on CIFAR-10 (standard error {}), {} on blood cells ({}) and {} on CamVid ({}), "
+    words += "and two stages are {} points above one ({}). None of these is resolved"
+    yield words.format(*(figure(NAME, *pair) for pair in printed for figure in (gap, error)))
+    start = NAME, "least squares - lowest", "blood_cells_forms"
+    before = entry(f"studies/{NAME}", start[2])["gains_before"][start[1]]
+    points = [f"{100 * before[key]:.1f}" for key in ("gap", "standard_error")]
+    assert not differences.resolved(before)
+    yield "it is {} points above the blur on blood cells (standard error {}, not resolved)".format(*points)
+    forms = [(NAME, "lowest - highest", f"{data}_forms") for data in SETS]
     words = "{}, {} and {} points above highest (standard errors {}, {} and {})"
     yield words.format(*(gap(*form) for form in forms), *(error(*form) for form in forms))
+    blur, kept, linear = (
+        (NAME, "lowest - normal", "cifar10_forms"),
+        *((NAME, f"attention - {row}", "blood_cells_forms") for row in ("lowest", "identity")),
+    )
+    yield f"On CIFAR-10 the blur ends {gap(*blur)} points below normal taps ({error(*blur)}), {verdict(*blur)}"
+    words = f"attention ends {gap(*kept)} points above lowest Sigma ({error(*kept)}) and {gap(*linear)} "
+    yield f"{words}above one linear map in its place ({error(*linear)}), both resolved"
+    others = [verdict(NAME, "attention - identity", f"{data}_forms") for data in ("cifar10", "camvid")]
+    pairs = [verdict(NAME, pair, key) for pair, key in printed] + [verdict(*form) for form in forms] + others
+    assert set(pairs) == {"not resolved"} and {verdict(*kept), verdict(*linear)} == {"resolved"}

@@ -6,7 +6,7 @@ import pathlib
 import re
 from collections.abc import Callable
 
-from experiments.studies import several_seeds
+from experiments.studies import differences, several_seeds
 
 ROOT = pathlib.Path(__file__).parents[3]
 COMMANDS = ("table, figure | subject | command",)  # headings of tables that a page may have several times
@@ -59,6 +59,12 @@ def gap(name: str, gain: str, key: str = "main") -> str:
 def error(name: str, gain: str, key: str = "main") -> str:
     """The standard error of a difference of a study, in points."""
     return f"{100 * entry(f'studies/{name}', key)['gains'][gain]['standard_error']:.1f}"
+
+
+def verdict(name: str, gain: str, key: str = "main") -> str:
+    """Whether a difference of a study is resolved, in words."""
+    found = entry(f"studies/{name}", key)["gains"][gain]
+    return "resolved" if differences.resolved(found) else "not resolved"
 
 
 def short(value: float) -> str:

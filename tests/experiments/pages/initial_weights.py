@@ -4,9 +4,11 @@ import itertools
 import math
 import statistics
 
-from experiments.studies import several_seeds
+from scipy import special
+
+from experiments.studies import differences
 from tests.experiments.pages import jumbo, studies
-from tests.experiments.pages.figures import Page, entry, error, gap, rows_by, spread
+from tests.experiments.pages.figures import Page, entry, error, gap, rows_by, spread, verdict
 
 PAGE = Page("studies/initial_weights")
 EQUAL = "studies/octic_equal_compute"
@@ -59,12 +61,13 @@ def sentences():
     yield f"Jumbo at one rate was {gap('jumbo_rates', 'Jumbo - registers, 48')} points above registers, not resolved"
     yield f"and {gap('jumbo_rates', 'Jumbo, rate / J - Jumbo, 48')} below Jumbo with a J-th of the rate for its MLP"
     probes = {key: entry("studies/mae_small_images", key)["rows"]["plain"] for key in ("normal", "main")}
-    gains = [several_seeds.difference(row[studies.PROBE], row[f"start {studies.PROBE}"]) for row in probes.values()]
+    gains = [differences.difference(row[studies.PROBE], row[f"start {studies.PROBE}"]) for row in probes.values()]
     yield "a plain model's probe gains {:.0f} points, with Xavier's {:.0f}".format(*(100 * one["gap"] for one in gains))
     arms = {row["arm"]: row["top1"] for row in entry("studies/jumbo_rates", "xavier")["rows"]}
-    gain = several_seeds.difference(arms["Jumbo"], arms["no MLP"])
+    gain = differences.difference(arms["Jumbo"], arms["no MLP"])
     wide = gap("jumbo_rates", "no MLP - registers, 48", "xavier")
-    mlp = f"{100 * gain['gap']:.1f} more (standard error {100 * gain['standard_error']:.1f})"
+    assert not differences.resolved(gain)
+    mlp = f"{100 * gain['gap']:.1f} more (standard error {100 * gain['standard_error']:.1f}, not resolved)"
     yield f"The wider input of the classifier brings {wide} points, and the MLP {mlp}"
     gains = [entry("studies/jumbo_rates", key)["gains"][f"Jumbo - registers, {w}"] for w, key in jumbo.XAVIER.items()]
     ahead = [f"{100 * gain['gap']:.1f}" for gain in gains]
@@ -72,7 +75,7 @@ def sentences():
     for narrow, wide in itertools.pairwise(gains):
         both = 100 * math.hypot(narrow["standard_error"], wide["standard_error"])
         fall = 100 * (narrow["gap"] - wide["gap"])
-        assert fall > 2 * both
+        assert fall > special.stdtrit(6, 1 - differences.LEVEL / 2) * both  # Welch: six degrees or more
         yield f"by {fall:.1f} points (standard error {both:.1f})"
     yield "; both are resolved"
     steps = [row["steps"] for row in entry("studies/jumbo_rates", "xavier_192")["rows"]]
@@ -80,7 +83,7 @@ def sentences():
     shares = [share_of_registers(key) for key in ("clusters_xavier", "xavier")]
     yield "ahead by {:.0f} % of registers' accuracy, and by {:.0f} % with ten classes".format(*shares)
     arms = {row["arm"]: row["top1"] for row in entry("studies/jumbo_rates", "clusters_xavier")["rows"]}
-    gain = several_seeds.difference(arms["no MLP"], arms["Jumbo"])
+    gain = differences.difference(arms["no MLP"], arms["Jumbo"])
     more = f"{100 * gain['gap']:.1f} points more (standard error {100 * gain['standard_error']:.1f})"
     yield f"not resolved: without one the token has {more}"
     yield from baselines()
@@ -96,12 +99,12 @@ def six_seeds_sentences():
     pair = "octic_equal_compute", "blood_cells, upright: H8, equal multiply-adds, minus plain", "xavier_six"
     plain, octic = (spread(found[family]["upright"]) for family in ("plain", "H8"))
     yield f"Plain, at {found['plain']['rate']:g}, then has {plain} and H8 {octic}, {gap(*pair)} points above "
-    yield f"(standard error {error(*pair)}), resolved"
+    yield f"(standard error {error(*pair)}), {verdict(*pair)}"
     grid = entry(EQUAL, "xavier_six")["rates"]
     assert all(min(grid) < row["rate"] < max(grid) for row in found.values())
     three = {row["family"]: row["upright"] for row in entry(EQUAL, "xavier")["rows"]}
-    gains = [several_seeds.difference(three[family], found["plain"]["upright"]) for family in ("I8", "D8")]
-    assert all(gain["gap"] > 2 * gain["standard_error"] for gain in gains)
+    gains = [differences.difference(three[family], found["plain"]["upright"]) for family in ("I8", "D8")]
+    assert all(map(differences.resolved, gains))
     yield "I8 of the table leads by {:.1f} points and D8 by {:.1f}, resolved".format(*(100 * g["gap"] for g in gains))
     yield "both rates lie inside it"
 
@@ -116,7 +119,7 @@ def cifar10_sentences():
     upright = [gain for name, gain in found["gains"].items() if "upright" in name]
     points = [100 * gain["gap"] for gain in upright]
     yield f"all three stay above plain by {min(points):.0f} to {max(points):.0f} points, resolved"
-    assert all(gain["gap"] > 2 * gain["standard_error"] for gain in upright)
+    assert all(map(differences.resolved, upright))
     eight = "cifar10, eight orientations: {}, equal multiply-adds, minus plain"
     assert {f"{100 * found['gains'][eight.format(family)]['gap']:.0f}" for family in ("I8", "D8")} == {"16"}
     yield "I8 and D8 are 16 points above plain"
@@ -127,14 +130,16 @@ def cifar10_sentences():
 
 def pattern_sentences():
     name, gain = "octic_equal_compute", "patterns, upright: {}, equal multiply-adds, minus plain"
-    yield f"D8 is {gap(name, gain.format('D8'), 'patterns')} points above plain, resolved"
+    octic = name, gain.format("D8"), "patterns"
+    yield f"D8 is {gap(*octic)} points above plain, {verdict(*octic)}"
+    assert {verdict(name, gain.format(family), "patterns") for family in ("H8", "I8")} == {"not resolved"}
     found = {key: {row["family"]: row for row in entry(EQUAL, key)["rows"]} for key in ("patterns", "patterns_lower")}
     best, second, *_ = sorted((100 * value for value in found["patterns"]["I8"]["held_out"].values()), reverse=True)
     yield f"by {best - second:.1f} points on held-out images, {best:.1f} to {second:.1f}"
     lower = gain.format("I8"), "patterns_lower"
     upright = spread(found["patterns_lower"]["I8"]["upright"])
     yield f"tried after this result, it has {upright} and is {gap(name, *lower)} points above plain "
-    yield f"(standard error {error(name, *lower)}), resolved"
+    yield f"(standard error {error(name, *lower)}), {verdict(name, *lower)}"
     more = [100 * max(row["held_out"].values()) - upright_mean(row) for row in found["patterns"].values()]
     yield f"up to {max(more):.0f} points more on held-out images"
 
@@ -148,10 +153,11 @@ def baselines():
         (gap(name, pair, "xavier"), error(name, pair, "xavier")) for pair in pairs
     )
     yield f"{first} points ahead (standard error {of_first}), and {second} ({of_second}) in equal time, both resolved"
-    three = several_seeds.difference(jumbo["equal epochs"][:3], registers["equal epochs"][:3])
+    assert {verdict(name, pair, "xavier") for pair in pairs} == {"resolved"}
+    three = differences.difference(jumbo["equal epochs"][:3], registers["equal epochs"][:3])
     yield f"Three seeds gave {100 * three['gap']:.1f} ({100 * three['standard_error']:.1f})"
     baselines = {key: row["equal time"] for key, row in entry(f"studies/{name}")["rows"].items()}
-    ahead = several_seeds.difference(baselines.pop("shvit"), jumbo["equal time"])
+    ahead = differences.difference(baselines.pop("shvit"), jumbo["equal time"])
     yield f"by {100 * ahead['gap']:.1f} points ({100 * ahead['standard_error']:.1f})"
     assert all(statistics.fmean(values) < statistics.fmean(jumbo["equal time"]) for values in baselines.values())
 

@@ -2,9 +2,11 @@
 
 import statistics
 
-from experiments.studies import jumbo_time_series
+from scipy import special
+
+from experiments.studies import differences, jumbo_time_series
 from experiments.tables.jumbo import timeseries
-from tests.experiments.pages.figures import ROOT, Page, entry, error, gap, spread
+from tests.experiments.pages.figures import ROOT, Page, entry, error, gap, spread, verdict
 
 PAGE = Page("studies/jumbo")
 SETS = ("Crop", "MelbournePedestrian")  # the paper's, but for ElectricDevices
@@ -90,8 +92,11 @@ def sentences():
     yield from corruption_sentences()
     pair = "equal epochs: jumbo - registers"
     yield f"Jumbo is {gap('jumbo_baselines', pair)} points ahead of registers (standard error "
-    yield f"{error('jumbo_baselines', pair)}), not resolved"
-    yield f"{gap('jumbo_baselines', 'equal time: jumbo - mobilenetv4')} points behind Jumbo, resolved"
+    yield f"{error('jumbo_baselines', pair)}), {verdict('jumbo_baselines', pair)}"
+    behind, ahead = (f"equal time: jumbo - {model}" for model in ("mobilenetv4", "efficientvit"))
+    assert {verdict("jumbo_baselines", pair) for pair in (behind, ahead)} == {"not resolved"}
+    points = [gap("jumbo_baselines", pair) for pair in (behind, ahead)]
+    yield "that MobileNetV4 is {} points behind Jumbo and EfficientViT {} ahead is not resolved".format(*points)
     pairs = ("Jumbo, rate / J - registers, 48", "Jumbo, rate / J - Jumbo, 48", "no MLP - registers, 48")
     own, one, wide = (gap("jumbo_rates", pair) for pair in pairs)
     widths = {width: gap("jumbo_rates", f"Jumbo - registers, {width}", key) for width, key in XAVIER.items()}
@@ -99,7 +104,8 @@ def sentences():
     yield f"for its MLP, Jumbo is {own} points above registers at equal time, and {one} above Jumbo at one rate"
     yield f"without an MLP of its own the token has {wide} points"
     own, one, wide = (gap("jumbo_rates", pair, "clusters") for pair in pairs)
-    yield f"So tuned, Jumbo is {own} points above registers, and {one} above Jumbo at one rate"
+    first, second = (verdict("jumbo_rates", pair, "clusters") for pair in pairs[:2])
+    yield f"So tuned, Jumbo is {own} points above registers, {first}, and {one} above Jumbo at one rate, {second}"
     octic = entry("studies/jumbo_small_images", "octic")["rows"]
     values = [
         spread(octic[f"{model} 96"]["eval/accuracy/top1"]["values"]) for model in ("octic", "invariant", "steerable")
@@ -115,13 +121,13 @@ def series_sentences():
     yield f"In {edges} of {len(rates)} sweeps the best rate lies at the edge"
     yield f"{len(rates)} sweeps, {sum(sweep['seconds'] for sweep in sweeps.values()) / 3600:.1f} core-hours"
     best, mean = (row["gains"] for row in found["rows"])
-    assert all(abs(gain["gap"]) < 2 * gain["standard_error"] for gain in (*best.values(), *mean.values()))
+    assert not any(map(differences.resolved, (*best.values(), *mean.values())))
     ours, papers = mean["Jumbo - plain"]["standard_error"], found["rows"][1]["paper"]["Jumbo - plain"]["gap"]
-    assert 2 * ours < papers
+    assert special.stdtrit(len(found["rows"][1]["sets"]) - 1, 1 - differences.LEVEL / 2) * ours < papers
     yield f"{100 * papers:.1f} points over plain in the mean of the runs, as in the paper, would be resolved"
     yield f"would be resolved: the standard error here is {100 * ours:.1f}"
     own = found["rows"][0]["paper"]["Jumbo - plain"]
-    assert abs(own["gap"]) < 2 * own["standard_error"]
+    assert not differences.resolved(own)
     yield f"the paper's own gain over plain, {100 * own['gap']:.1f} points, is not resolved"
     others = [_without_adiac(sweeps, kind) for kind in timeseries.KINDS]
     yield "it is {:.1f} points ahead with the best run and {:.1f} in the mean of the runs".format(*others)
@@ -175,6 +181,8 @@ def corruption_sentences():
     faster = [gap("jumbo_sar", f"{kind}+SAR - {kind}", "faster") for kind in ("Registers", "Jumbo")]
     yield "it takes {} points from registers and {} from Jumbo".format(*faster)
     found = entry("studies/jumbo_sar")
+    kinds = {kind: verdict("jumbo_sar", f"{kind}+SAR - {kind}") for kind in ("Registers", "Jumbo")}
+    assert kinds == {"Registers": "not resolved", "Jumbo": "resolved"}
     for gains in (found["gains"], entry("studies/jumbo_sar", "faster")["gains"]):
         assert all(gains[f"{kind}+SAR - {kind}"]["gap"] < 0 for kind in ("Registers", "Jumbo"))
     paper = {row: statistics.fmean(values) for row, values in found["paper"].items()}

@@ -44,7 +44,9 @@ def sentences():
     yield "{} points above H8 from scratch with the same steps (standard error {})".format(*same)
     yield "{} above H8 from scratch with all of the teacher's steps ({})".format(*longer)
     yield f"It is {over('I8', 'I8, scratch, a third')[0]} points above I8 from scratch with the same steps"
-    yield "With labels and all of the teacher's steps, I8 is {} points above it ({})".format(*over("I8", "I8, scratch"))
+    yield "With labels and all of the teacher's steps, I8 is {} points above it ({}, p = {:.3f})".format(
+        *over("I8", "I8, scratch"), gains["I8, octify - I8, scratch, upright"]["p"]
+    )
     rows = {name: statistics.fmean(row["eight orientations"]) for name, row in found["rows"].items()}
     yield f"averaging its features gains {100 * (rows['teacher, averaged'] - rows['teacher']):.1f} points"
     yield f"H8 has {spread(found['rows']['H8, start']['upright']).split(' ')[0]} % before any training"

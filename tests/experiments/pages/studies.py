@@ -2,8 +2,8 @@
 
 import statistics
 
-from experiments.studies import several_seeds
-from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread
+from experiments.studies import differences
+from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread, verdict
 
 PAGE = Page("studies/README")
 PROBE = "linear_probe/top1"
@@ -118,14 +118,21 @@ def sentences():
     for data in ("blood_cells", "cifar10"):
         yield f"{100 * entry('studies/dinov2_small_images', data)['pixels']:.1f}"
     probes = {key: entry("studies/mae_small_images", key)["rows"]["plain"] for key in ("main", "normal")}
-    gains = {key: several_seeds.difference(row[PROBE], row[f"start {PROBE}"])["gap"] for key, row in probes.items()}
+    gains = {key: differences.difference(row[PROBE], row[f"start {PROBE}"])["gap"] for key, row in probes.items()}
     yield f"a plain model gains {100 * gains['normal']:.0f} points, not {100 * gains['main']:.0f}"
     mae = {family: row[PROBE] for family, row in entry("studies/mae_small_images")["rows"].items()}
-    gain = several_seeds.difference(mae["D8"], mae["plain"])
-    yield f"D8 is {-100 * gain['gap']:.1f} points below (standard error {100 * gain['standard_error']:.1f})"
+    name, pairs = "mae_small_images", {family: f"{family} - plain, {PROBE}" for family in ("H8", "I8", "D8")}
+    assert {verdict(name, pair) for pair in pairs.values()} == {"not resolved"}
+    yield f"D8 is {gap(name, pairs['D8'])} points below (standard error {error(name, pairs['D8'])})"
+    starts = {family: f"{family} - its start, {PROBE}" for family in mae}
+    assert [family for family, pair in starts.items() if verdict(name, pair) == "resolved"] == ["plain", "H8", "I8"]
+    yield f"the probe gains {float(gap(name, starts['I8'])):.0f} to {float(gap(name, starts['plain'])):.0f} points"
     found = entry("studies/jumbo_mae")
-    resolved = 200 * found["gains"]["Jumbo, rate / J - plain, probe"]["standard_error"]
-    yield f"for Jumbo with a J-th of the rate {resolved:.1f} points, about half of the paper's gain"
+    plain, jumbo = (found["rows"][arm]["probe"] for arm in ("plain", "Jumbo, rate / J"))
+    for points, resolved in ((2.9, False), (3.0, True)):  # were Jumbo ahead by so much, with these spreads
+        more = points / 100 + statistics.fmean(plain) - statistics.fmean(jumbo)
+        assert differences.resolved(differences.difference([one + more for one in jumbo], plain)) == resolved
+    yield "for Jumbo with a J-th of the rate 2.9 points, where the paper's gain is 4.9"
     name, pair = "jumbo_mae", "Jumbo, rate / J - plain, explained"
     more = f"explains {gap(name, pair)} points more of the removed patches than plain"
     yield f"{more} (standard error {error(name, pair)})"

@@ -1,13 +1,12 @@
 """Figures of experiments/tables/README.md."""
 
-import argparse
 import json
 
 from experiments.tables.depthwise import speed
 from experiments.tables.depthwise.calls import NAMES as KINDS
 from experiments.tables.jumbo import paper_numbers, timeseries
 from experiments.tables.octic.complexity import PAPER
-from tests.experiments.pages.figures import CONV, ROOT, Page, entry, hundreds, percent, times
+from tests.experiments.pages.figures import CONV, ROOT, Page, entry, hundreds, percent, rows_by, times
 
 PAGE = Page("tables/README")
 
@@ -58,9 +57,9 @@ def scaling():
 @PAGE.table("model | time | by input | paper (RTX 5000) | multiply-adds | memory, forward | gradient | paper")
 def adaptive_speed():
     names = {"swin_t": "Swin-T", "swinv2_t": "SwinV2-T", "cvt_13": "CvT-13", "mvitv2_t": "MViTv2-T"}
-    for name, row in entry("tables/adaptive/speed")["rows"].items():
+    for row in entry("tables/adaptive/speed")["rows"]:
         keys = ("output", "input", "paper", "macs", "forward", "gradient", "gradient_paper")
-        yield [names[name], *(times(row[key]) for key in keys)]
+        yield [names[row["model"]], *(times(row[key]) for key in keys)]
 
 
 JUMBO = {size: f"Jumbo {size}" for size in ("pico", "nano", "tiny", "small")}
@@ -131,7 +130,7 @@ def onnx_modules():
 def onnx_backbones():
     """Rows are those that the script measures."""
     found = replaced("main", "table_2", "table_4")
-    cells = speed.variants(argparse.Namespace(only=["table_2", "table_4"], runtime="onnx"))
+    cells = speed.variants("onnx", ("table_2", "table_4"))
     for cell, variant in cells.items():
         row, name = found.get(cell), f"{cell.name} {cell.number}" if cell.number else cell.name
         ours = [f"{row['ms']:,.0f}", f"{row['saved']:.1f}" * bool(cell.number)] if row else ["", ""]
@@ -143,7 +142,7 @@ def onnx_backbones():
 def gpu_times():
     """Milliseconds, and in brackets the percentage saved."""
     found = replaced("jax", "table_1", "table_2", "table_4")
-    variants = speed.variants(argparse.Namespace(only=["table_1", "table_2", "table_4"], runtime="jax"))
+    variants = speed.variants("jax", ("table_1", "table_2", "table_4"))
     conditions = speed.conditions_of("table_2", "jax")
     for cell in (cell for cell in variants if cell[4:] == conditions[0]):
         rows = [found.get(cell._replace(precision=precision, batch=batch)) for precision, batch in conditions]
@@ -185,6 +184,9 @@ def hematology():
 
 
 def sentences():
+    cells = entry("tables/octic/hematology")["results"]
+    before, after = (cells[f"cells/I8, {when}"]["linear"]["accuracy"] for when in ("before", "after"))
+    yield f"except that of I8's linear probe, +{100 * (after - before):.1f} points"
     rows = entry("tables/octic/complexity")["rows"]["h"]
     mib = {name: rows[name]["forward_mib"] for name in ("plain", "D8", "timm")}
     ours, timm = (mib[name] / mib["D8"] for name in ("plain", "timm"))
@@ -192,10 +194,10 @@ def sentences():
     yield f"over timm's plain ViT-H/14 it is {timm:.2f}x"
     parameters = rows["plain"]["parameters"] * 1e6 / 2**20
     yield f"in float32 and in bfloat16 ({4 * parameters:,.0f} and {2 * parameters:,.0f} MiB)"
-    rows = entry("tables/adaptive/speed")["rows"]
-    cvt, mvit = (rows[name]["circular_ms"] / rows[name]["ordinary_ms"] for name in ("cvt_13", "mvitv2_t"))
+    rows = rows_by("tables/adaptive/speed", "main", "model")
+    cvt, mvit = (rows[name,]["circular_ms"] / rows[name,]["ordinary_ms"] for name in ("cvt_13", "mvitv2_t"))
     yield f"with circular padding CvT-13 takes {cvt:.2f} and MViTv2-T {mvit:.2f} times as long"
-    swin = entry("tables/adaptive/speed", "h100")["rows"]["swin_t"]
+    (swin,) = entry("tables/adaptive/speed", "h100")["rows"]
     yield f"takes {swin['output']:.2f} times as long as the ordinary one, {swin['output_ms']:.1f} ms for "
     yield f"{swin['ordinary_ms']:.1f}, where 1.11 was the target; by input {swin['input']:.2f} times, "
     yield f"{swin['input_ms']:.1f} ms. Temporary memory is {swin['forward']:.2f} times the ordinary model's forward "

@@ -53,7 +53,8 @@ def test_rules_give_equal_epochs_and_equal_time(tmp_path, trained, capsys):
 
 
 def test_a_plan_is_kept_and_one_of_other_runs_refused(tmp_path, trained, monkeypatch):
-    options = [*VITS, "--epochs=4", f"--workdir={tmp_path}", "--plan"]
+    options = [*VITS, "--epochs=4", "--seeds=0", f"--workdir={tmp_path}/runs", f"--output={tmp_path}/out.json"]
+    assert script.main([*options, "--plan"]) == 0 and not (tmp_path / "runs").exists()
     assert script.main(options) == 0
     monkeypatch.setattr(script, "times", lambda options: 1 / 0)  # nothing is measured again
     assert script.main(options) == 0

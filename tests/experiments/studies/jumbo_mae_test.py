@@ -8,7 +8,7 @@ import pytest
 from equivit import logical
 from equivit.pretrained import mapping
 from equivit.training import build, optimizers
-from experiments.studies import held_out
+from experiments.studies import held_out, several_seeds
 from experiments.studies import jumbo_mae as script
 from tests.experiments import scripts
 
@@ -29,7 +29,7 @@ def test_a_rate_is_chosen_by_the_probe_of_held_out_images(source, tmp_path, monk
 
     monkeypatch.setattr(held_out, "trained", trained)
     times = {"plain": 0.5, "no MLP": 0.8, "Jumbo": 1.0, "Jumbo, rate / J": 1.0}
-    monkeypatch.setattr(script, "step_seconds", lambda options: times)
+    monkeypatch.setattr(several_seeds, "step_seconds", lambda made: times)
     arguments = [f"--source={source}", "--steps=40", "--rates=1e-3,1e-2", "--seeds=0,1"]
     arguments += [f"--workdir={tmp_path}/runs", f"--output={tmp_path}/o.json"]
     assert script.main(arguments) == 0

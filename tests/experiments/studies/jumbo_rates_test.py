@@ -8,7 +8,7 @@ import pytest
 from equivit import logical
 from equivit.pretrained import mapping
 from equivit.training import build, optimizers
-from experiments.studies import held_out
+from experiments.studies import held_out, several_seeds
 from experiments.studies import jumbo_rates as script
 from tests.experiments import scripts
 
@@ -28,7 +28,7 @@ def test_a_rate_is_chosen_for_each_arm_and_all_take_the_same_time(source, tmp_pa
 
     monkeypatch.setattr(held_out, "trained", trained)
     times = {"registers": 0.5, "no MLP": 0.8, "Jumbo": 1.0, "Jumbo, rate / J": 1.0}
-    monkeypatch.setattr(script, "step_seconds", lambda options, width: times)
+    monkeypatch.setattr(several_seeds, "step_seconds", lambda made: times)
     arguments = [f"--source={source}", "--widths=48", "--steps=40", "--rates=1e-3,1e-2", "--seeds=0,1"]
     arguments += ["--override=data.train_examples=100", "--override=data.eval_examples=20"]
     arguments += [f"--workdir={tmp_path}/runs", f"--output={tmp_path}/o.json"]

@@ -25,10 +25,4 @@ def test_the_table_and_the_exit_status(adapted, status, tmp_path, capsys):
     assert "one seed resolves nothing" in output and "25 % of the images" in output
     written = json.loads((tmp_path / "sar.json").read_text())["main"]
     assert written["runs"]["Jumbo"]["contrast"] == result
-    assert written["gains"]["Jumbo+SAR - Jumbo"] == dict(gap=pytest.approx(adapted - 0.4), standard_error=None)
-
-
-def test_seeds_are_paired():
-    assert jumbo_sar.paired_difference([0.5, 0.7], [0.4, 0.6]) == dict(
-        gap=pytest.approx(0.1), standard_error=pytest.approx(0, abs=1e-12)
-    )
+    assert written["gains"]["Jumbo+SAR - Jumbo"] == dict(gap=pytest.approx(adapted - 0.4), standard_error=None, p=None)

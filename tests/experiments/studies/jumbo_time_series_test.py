@@ -39,6 +39,6 @@ def test_the_order_over_seeds(tmp_path, monkeypatch, capsys):
     assert rows[0]["as_in_the_paper"] == {"0": True, "1": False}
     assert rows[2]["ranks"]["0"] == [1.5, 2, 2.5] and not any(rows[2]["as_in_the_paper"].values())
     assert rows[0]["gains"]["Jumbo - plain"]["gap"] == pytest.approx(0.15)
-    assert "Jumbo - plain in the paper's ten univariate sets: +0.46 points, standard error 0.34: not" in text
+    assert "Jumbo - plain in the paper's ten univariate sets: +0.46 points, standard error 0.34, p = 0.2: not" in text
     assert "the paper's order (plain 2.00, registers 2.50, Jumbo 1.50) in 1 of 2 seeds" in text
     assert "resolved" in text

@@ -42,7 +42,7 @@ def test_models_see_turned_images_and_each_arm_has_its_width_and_rate(source, tm
         assert config.model.init == "xavier_uniform"
         assert config.data.augment.octic == (arm == "plain, turned") and workdir.name == "seed_0"
     assert len({workdir for _, workdir in runs}) == 10
-    images = np.load(tmp_path / "runs" / "blood_cells" / "images.npz")["train_image"]
+    images = np.load(tmp_path / "runs" / "images.npz")["train_image"]
     assert (images[:, 0, 0] == script.mean_colour(runs[0][0].data)).all() and images.std() > 1  # a disc alone
     each = np.array(found["accuracy"]["I8"])
     assert each.shape == (2, 24) and found["rows"]["I8"]["same"][0] < 1

@@ -32,15 +32,18 @@ def test_each_family_has_a_third_of_the_steps_and_the_images_of_the_teacher(tmp_
     monkeypatch.setattr(
         script, "evaluated", lambda config, model, teacher: dict.fromkeys(script.FIGURES, values[model.name])
     )
-    arguments = ["--data=cifar10", "--source=npz:x.npz", "--steps=60", "--seeds=0,1", f"--workdir={tmp_path}"]
+    arguments = ["--data=cifar10", "--source=npz:/data/x.npz", "--steps=60", "--seeds=0,1", f"--workdir={tmp_path}"]
+    arguments += ["--override=batch_size=32", "--override=schedule.lr=1e-4"]
     assert script.main([*arguments, f"--output={tmp_path / 'o.json'}"]) == 0
     assert runs[:5] == [("plain", 60, 0), ("H8", 20, 0), ("H8", 60, 0), ("I8", 20, 0), ("I8", 60, 0)]
     assert [(call["family"], call["config.steps"], call["config.seed"]) for call in calls[:2]] == [
         ("H8", "20", "0"),
         ("I8", "20", "0"),
     ]
-    assert calls[0]["config.data.source"] == "npz:x.npz" and calls[0]["config.data.image_size"] == "(32, 32)"
+    assert calls[0]["config.data.source"] == "npz:/data/x.npz" and calls[0]["config.data.image_size"] == "(32, 32)"
+    assert calls[0]["config.batch_size"] == "32" and "config.schedule.lr" not in calls[0]  # its recipe has a rate
     found = json.loads((tmp_path / "o.json").read_text())["cifar10"]
+    assert found["overrides"] == ["batch_size=32", "schedule.lr=1e-4"] and found["source"] == "x.npz"
     assert found["rows"]["H8, octify"]["upright"] == [0.39, 0.39]
     assert found["features"]["I8"]["error by start"] == {"layers": [0.1, 0.1], "drawn": [0.5, 0.5]}
     assert [claim["holds"] for claim in found["claims"]] == [True, True]

@@ -65,10 +65,18 @@ def test_images_are_moved_mirrored_and_resized(arm):
 
 
 def test_every_image_is_seen_once_an_epoch():
-    batches = list(zip(range(5), together.orders(20, pad=2, batch=4, chunk=2), strict=False))
+    batches = list(zip(range(5), together.orders(20, pad=2, batch=4, chunk=2, seed=0), strict=False))
     rows = np.concatenate([batch.rows.ravel() for _, batch in batches])
     assert [sorted(epoch) for epoch in rows.reshape(2, 20)] == [list(range(20))] * 2
     assert {int(x) for _, batch in batches for x in batch.down.ravel()} == set(range(5))
+
+
+def test_runs_of_a_seed_see_the_same_batches_and_others_do_not(arm):
+    fit = (np.zeros((40, 32, 32, 3), np.uint8), np.zeros(40, np.int32))
+    batch = next(together.Program(arm.config)._orders(runs(RATES, (0, 1, 1)), fit, chunk=2))
+    for array in batch:
+        np.testing.assert_array_equal(array[1], array[2])
+        assert (array[0] != array[1]).any()
 
 
 def test_a_study_chooses_rates_and_goes_on(arm, tmp_path, monkeypatch):
@@ -91,15 +99,23 @@ def test_a_study_chooses_rates_and_goes_on(arm, tmp_path, monkeypatch):
     assert name == "table, tiny" and found["steps"] == 90
     assert found["rate"] == 1e-2 and np.mean(found["held_out"][1]) > np.mean(found["held_out"][0])
     assert found["top1"] == found["test"][1] and found["share"] == [1, 1] and found["curve"][0] > found["curve"][-1]
+    assert found["settings"] == dict(seconds=1, rates=[1e-8, 1e-2], seeds=[0, 1], overrides=[], source="images.npz")
     before = output.read_text()
     assert study() == 0 and output.read_text() == before  # nothing is measured again
+    measured = []
+    monkeypatch.setattr(
+        together, "cell", lambda options, arm, figures: measured.append(options) or {**found, "top1": [1]}
+    )
+    assert study("--rates=1e-3,1e-2", "--minutes=0") == 0 and output.read_text() == before and not measured
+    assert study("--rates=1e-3,1e-2") == 0 and len(measured) == 1  # with other settings it is
+    assert study("--quick") == 0 and set(json.loads(output.read_text())) == {"card", "card, quick"}
     monkeypatch.setattr(together.machine, "on_gpu", lambda: False)
     with pytest.raises(ValueError, match="needs a GPU"):
         study()
 
 
 def test_the_arms_of_every_study_are_models(source, monkeypatch):
-    monkeypatch.setattr(held_out, "prepare", lambda *arguments: None)
+    monkeypatch.setattr(held_out, "prepared", lambda data, path, *more, **settings: path)
     monkeypatch.setattr(together, "study", lambda options, tables, *figures: made.extend(f() for f in tables.values()))
     made = []
     for script, flags in ((jumbo_rates_gpu, "source"), (octic_gpu, "blood_cells"), (adaptive_gpu, "source")):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,15 @@ def script(module, runs, *arguments):
     output = runs / "new" / "out.json"
     status = scripts.status(module, [str(runs), f"--output={output}", *arguments])
     return status, json.loads(output.read_text())["main"] if output.is_file() else None
+
+
+def test_rows_of_other_tables_stay(tmp_path):
+    options = SimpleNamespace(output=tmp_path / "out.json", entry="main", tables=["1", "2"])
+    finished_runs.entry(options, [dict(table="1"), dict(table="2", top1=1.0), dict(table="2", top1=2.0)])
+    options.tables = ["2"]
+    found = finished_runs.entry(options, [dict(table="2", top1=3.0)])
+    assert [(row["table"], row.get("top1")) for row in found.rows()] == [("1", None), ("2", 3.0)]
+    assert json.loads(options.output.read_text())["main"]["rows"] == found.rows()
 
 
 @pytest.fixture

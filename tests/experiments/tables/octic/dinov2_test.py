@@ -110,3 +110,36 @@ def test_hematology_asks_an_invariant_model_to_be_so(tmp_path, capsys, turned, s
     arguments = [str(tmp_path), "--output", str(tmp_path / "t.json")]
     assert scripts.status(hematology, arguments) == status
     assert "paper, I8" in capsys.readouterr().out
+
+
+def test_hematology_of_other_cells_is_refused(tmp_path, monkeypatch, capsys):
+    plant(tmp_path / "run", "I8", file="dinobloom")
+    arguments = [str(tmp_path), "--output", str(tmp_path / "t.json")]
+    monkeypatch.setattr(hematology.loading, "load_model", lambda source: None)
+    monkeypatch.setattr(finished_runs, "protocols", lambda *given: dict(hematology=cells(1.0)))
+    assert scripts.status(hematology, [*arguments, "--source=csv:one.csv"]) == 0
+    monkeypatch.setattr(finished_runs, "protocols", None)  # nothing is evaluated again
+    assert (
+        scripts.status(hematology, [*arguments, "--source=csv:one.csv"]) == scripts.status(hematology, arguments) == 0
+    )
+    assert json.loads((tmp_path / "t.json").read_text())["main"]["results"][f"{tmp_path}/run, after"] == cells(1.0)
+    for more, before in (
+        (["--source=csv:other.csv"], "source='csv:one.csv'"),
+        (["--source=csv:one.csv", "--override=data.eval_examples=9"], "overrides=[]"),
+    ):
+        assert scripts.status(hematology, [*arguments, *more]) == 1
+        assert f"hematology.json was evaluated with {before}; give the same again" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        hematology.main([*arguments, "--override=data.eval_examples=9"])
+
+
+def test_table3_of_other_data_is_refused(tmp_path, monkeypatch, capsys):
+    plant(tmp_path / "run", "L,H8")
+    figures = {figure: 0.5 for _, _, figures in frozen_features.SETS.values() for figure in figures.values()}
+    monkeypatch.setattr(frozen_features, "evaluated", lambda run, name, source: dict(step=1, results=figures))
+    monkeypatch.setattr(frozen_features, "operations", lambda name: 1.0)
+    arguments = [str(tmp_path), f"--output={tmp_path}/t.json", "--evaluate"]
+    scripts.status(frozen_features, [*arguments, "--ade20k=pairs:one"])
+    capsys.readouterr()
+    assert scripts.status(frozen_features, [*arguments, "--ade20k=pairs:other"]) == 1
+    assert "table3_ade20k.json was evaluated with source='pairs:one'; give the same again" in capsys.readouterr().err

@@ -1,0 +1,20 @@
+"""Results of evaluations that lie in the directory of a run, with the settings that they were computed with."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from experiments import findings
+
+
+def kept(path: pathlib.Path, settings: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The results in a JSON file, computed and written where there is no file.
+
+    Raises ValueError if they were computed with other settings; a file without settings is of an earlier version.
+    """
+    found = findings.cached(path, lambda: {**compute(), "settings": settings})
+    before = found.pop("settings", settings)
+    if other := sorted(key for key in settings if before.get(key) != settings[key]):
+        changes = ", ".join(f"{key}={before.get(key)!r}" for key in other)
+        raise ValueError(f"{path} was evaluated with {changes}; give the same again, or remove it to evaluate again.")
+    return found
