@@ -55,12 +55,11 @@ def run(main: Callable[[], None], *, debug: bool) -> int:
         if debug:
             raise
         text = errors.line(str(error)) or "there is not enough memory."
-        if jax.distributed.is_initialized() and isinstance(error, jax.errors.JaxRuntimeError):
-            text = f"{processes.ENDED}  ({text})"
-        if jax.distributed.is_initialized():  # this process ends below
-            processes.last_word.acquire()
+        if jax.distributed.is_initialized():  # a normal exit would wait for the others
+            end = processes.end_by_jax if isinstance(error, jax.errors.JaxRuntimeError) else processes.end
+            end(text)
         print(f"error: {text}", file=sys.stderr, flush=True)
-        return _leave(1)
+        return 1
     return 0
 
 

@@ -59,6 +59,7 @@ Table 2 of Jumbo follows SAR's public code, including its probable bugs:
 import argparse
 import functools
 import pathlib
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -104,11 +105,12 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from equivit.evaluation import runner, summary
-    from equivit.objectives.registry import OBJECTIVES
     from equivit.training import loading, sharding
     from equivit.training.run import processes
 
     processes.join(options.distributed)
+    if jax.distributed.is_initialized():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX keeps it for the next checkpoint; there is none
     config, model, step = _load(options, command.changes(rest, _parser()))
     names = runner.check(options.suite or config.evaluation.suite, config, model)
     if not names:
@@ -116,12 +118,9 @@ def _run(options: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"--suite: name protocols for this {type(model).__name__}; those that fit it: {fitting}.")
     place = options.workdir or options.model
     data = loading.trained_on(place)
-    split = f"{config.data.source}, {config.data.eval_split}"
     of = f"{place} (weights of step {step})" if options.workdir else place
-    command.say(f"Evaluating {', '.join(names)} of {of} on {split}, images of {_size(config)}.")
-    weights = options.weights or ("trained" if step is None else OBJECTIVES[config.objective.name].weights[0])
-    about = dict(weights=weights, data=split, image_size=_size(config))
-    about |= {} if step is None else {"step": str(step)}
+    about = summary.subject(config, step=step, weights=options.weights)
+    command.say(f"Evaluating {', '.join(names)} of {of} on {about['data']}, images of {about['image_size']}.")
     writes, done = _can_write(place), "results are printed above only"
     mesh = sharding.create_mesh(ConfigDict(dict(data=-1, fsdp=1)))
     with jax.set_mesh(mesh):
@@ -184,7 +183,7 @@ def _load(options: argparse.Namespace, changes: list[str]) -> "tuple[ConfigDict,
                 raise ValueError(f"--config.{change}: a run keeps this setting; only {', '.join(FREE)} can be changed.")
         config, model, step = checkpoints.load_run(options.workdir, weights=options.weights)
         _override(config, others)
-        configs.validate(config)
+        configs.check_values(config)
         held_out_list.check(options.workdir, config.data)
     _override(config, sizes)
     constraints.check("config.batch_size", config.batch_size, constraints.PositiveInt)
@@ -229,12 +228,6 @@ def _print(lines: list[tuple[str, str]], plain: str) -> None:
     for line in lines:
         table.add_row(*line)
     console.print(table)
-
-
-def _size(config: ConfigDict) -> str:
-    if config.data.eval_crop == "whole":
-        return "their own size"
-    return "x".join(map(str, config.data.image_size))
 
 
 if __name__ == "__main__":

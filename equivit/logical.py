@@ -82,9 +82,9 @@ def names(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, np.ndarray]:
     return {leaf: np.array([t.name for t in table.flat]).reshape(table.shape) for leaf, table in tables.items()}
 
 
-def stack_axes(module: nnx.Module) -> dict[str, int]:
+def stack_axes(*modules: nnx.Module) -> dict[str, int]:
     """The number of leading axes of each leaf that stack logical tensors."""
-    return {leaf: table.ndim for leaf, table in tensors(module).items()}
+    return {leaf: table.ndim for module in modules for leaf, table in tensors(module, nnx.Variable).items()}
 
 
 def to_logical(module: nnx.Module, kind: Kind = nnx.Param) -> dict[str, Any]:

@@ -80,38 +80,23 @@ def train_grid(path: str, changes: list[str], lists: list[str], workdir: pathlib
 
     Raises:
       ValueError: a key or a value does not fit, or a finished run has another recipe, before anything is trained; or
-        a run failed, at the end.
-      FileNotFoundError: data or weights are missing, before anything is trained.
+        the weights at `config.init` do not fit, when their run begins; or losses were not finite, at the end.
+      FileNotFoundError: data or files of weights are missing, before anything is trained.
     """
     from equivit import train
-    from equivit.training import comparison, loop
+    from equivit.training import comparison, loading
     from equivit.training import config as configs
-    from equivit.training.run import resuming
 
     runs = {name: configs.load(path, [*changes, *values]) for name, values in sweep_grid.runs(lists).items()}
-    waiting = {name: config for name, config in runs.items() if not resuming.is_finished(workdir / name, config)}
+    waiting = train.unfinished(runs, workdir)
     for name, config in waiting.items():
-        resuming.check_recipe(workdir / name, config)
-    for config in waiting.values():
         train.prepare(config)
-    failed = {}
-    for number, (name, config) in enumerate(runs.items(), start=1):
-        if name not in waiting:
-            command.say(f"Run {number} of {len(runs)}: {name} is finished.")
-            continue
-        command.say(f"Run {number} of {len(runs)}: {name}")
-        try:
-            train.train(config, workdir / name)
-        except loop.NotFiniteError as error:
-            failed[name] = error
-            command.say(f"{name} failed: {error}")
-    left = [workdir / name for name in runs if name not in failed]
-    if left:
-        command.say(comparison.write(comparison.recipes(left), workdir))
-    if failed:
-        raise ValueError(
-            f"{len(failed)} of {len(runs)} runs failed: {errors.listed(failed)}; their losses rose to NaN."
-        )
+        if config.init is not None and not (workdir / name / "checkpoints").is_dir():
+            loading.check_exists(config.init)
+    reports = train.train_all(runs, waiting, workdir)
+    if reports:
+        command.say(comparison.write(comparison.recipes([workdir / name for name in reports]), workdir))
+    train.check_reports(runs, reports)
     command.say(f"Done: {len(runs)} runs, {', '.join(str(workdir / file) for file in comparison.FILES)}")
 
 

@@ -1,12 +1,12 @@
 """Where arrays lie on the ambient mesh, for programs that XLA partitions."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from equivit.derivatives import linear
 
@@ -67,6 +67,13 @@ def of_parameter(shape: tuple[int, ...], mesh: Mesh | AbstractMesh, stacked: int
             split[largest] += names
     last = max((axis + 1 for axis, names in enumerate(split) if names), default=0)
     return PartitionSpec(*(names or None for names in split[:last]))
+
+
+def held_share(shapes: Mapping[str, tuple[int, ...]], mesh: Mesh, stacked: Mapping[str, int]) -> float:
+    """The share of all parameters that each device holds; arguments by name, as in `of_parameter`."""
+    placed = {name: NamedSharding(mesh, of_parameter(shape, mesh, stacked[name])) for name, shape in shapes.items()}
+    here = sum(math.prod(placed[name].shard_shape(shape)) for name, shape in shapes.items())
+    return here / sum(map(math.prod, shapes.values()))
 
 
 def on_rows(kernel: Callable, *arrays: jax.Array) -> jax.Array:

@@ -12,9 +12,13 @@ import types
 
 import jax
 import pytest
+from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
+from ml_collections import ConfigDict
 
 import equivit
 from equivit import __main__, command, convert, export, onnx_files, pretrained, profile, train
+from equivit.training import sharding
 from equivit.training.run import stopping
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -159,20 +163,35 @@ def test_steps_of_one_process_run_in_the_main_thread(tmp_path, monkeypatch, seve
     assert chosen == ({} if several else {"jax_cpu_enable_async_dispatch": False})
 
 
+@pytest.mark.parametrize(("width", "share"), [(16, "25.0"), (15, "100.0")])
+def test_a_run_says_how_much_fsdp_splits(width, share):
+    mesh = sharding.create_mesh(ConfigDict(dict(data=2, fsdp=4)))
+    module = jax.eval_shape(lambda: nnx.Linear(6, width, rngs=nnx.Rngs(0)))
+    assert train._split(mesh, module) == (f"mesh.fsdp: each device holds {share} % of the parameters, at best 25.0 %.")
+
+
 @pytest.mark.parametrize(
     ("platform", "before", "expected"),
     [("gpu", None, "compiled"), ("tpu", None, "compiled"), ("cpu", None, None), ("gpu", "/elsewhere", None)],
 )
-def test_compiled_programs_are_kept_in_the_run_directory(tmp_path, monkeypatch, platform, before, expected):
-    chosen = {}
+def test_compiled_programs_are_kept_in_the_directory_of_each_run(tmp_path, monkeypatch, platform, before, expected):
+    seen = []
 
     def begin(config, workdir):
+        seen.append(jax.config.jax_compilation_cache_dir)
         raise SystemExit
+
+    def update(name, value):
+        monkeypatch.setattr(type(jax.config), name, value)
 
     monkeypatch.setattr(train, "_train", begin)
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    monkeypatch.setattr(jax.config, "update", chosen.__setitem__)
+    monkeypatch.setattr(jax.config, "update", update)
+    monkeypatch.setattr(compilation_cache, "reset_cache", lambda: seen.append("reset"))
     monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", before)
-    with pytest.raises(SystemExit):
-        train.train(None, tmp_path)
-    assert chosen == ({} if expected is None else {"jax_compilation_cache_dir": str(tmp_path / expected)})
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run in runs:
+        with pytest.raises(SystemExit):
+            train.train(None, run)
+    found = [before, before] if expected is None else [at for run in runs for at in (str(run / expected), "reset")]
+    assert seen == found and jax.config.jax_compilation_cache_dir == before

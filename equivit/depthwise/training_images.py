@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -14,13 +13,12 @@ from equivit.data.pixels import normalize
 class TrainingImages:
     """Iterable over batches [B, H, W, C] of normalised images in random order, cropped as for evaluation.
 
-    It can be iterated repeatedly.  With several processes, each gets its own rows.
+    It can be iterated repeatedly.
 
     Args:
       data: the `data` section of a run.
       number: number of images; a smaller split yields all of its images.
       split: None: `data.split`.
-      batch_size: total over all processes.
       seed: seed of the order.
       workers: number of reader processes; 0: threads (`loader.train`).
     """
@@ -44,14 +42,12 @@ class TrainingImages:
         return min(self.number, self._pipeline().num_examples)
 
     def _pipeline(self) -> loader.EvaluationPipeline:
-        share: dict[str, Any] = dict(process_index=jax.process_index(), process_count=jax.process_count())
         options: dict[str, Any] = dict(shuffle=True, seed=self.seed, workers=self.workers)
-        split = self.split or self.data.split
-        return loader.evaluate(self.data, batch_size=self.batch_size, split=split, **options, **share)
+        return loader.evaluate(self.data, batch_size=self.batch_size, split=self.split or self.data.split, **options)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         data = self.data
-        left = -(-self.number // jax.process_count())
+        left = self.number
         for batch in self._pipeline().batches():
             images: Any = batch["image"][batch["weight"] > 0][:left]
             left -= len(images)

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from equivit import files
 from equivit.evaluation import runner
 from equivit.evaluation.protocol import Run
+from equivit.objectives.registry import OBJECTIVES
 
 FILE = "evaluation.json"
 ABOUT = ("weights", "data", "image_size", "step")  # what was evaluated on what
@@ -28,8 +29,25 @@ def text(lines: list[tuple[str, str]]) -> str:
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines)
 
 
-def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: ConfigDict) -> str:
-    """Write evaluation.json and the figures of a finished run; return its results and the paths of its files as text.
+def subject(config: ConfigDict, *, step: int | None, weights: str | None = None) -> dict[str, str]:
+    """The values of ABOUT: the evaluated weights, and the images.
+
+    Args:
+      step: of the weights of a run; None for a saved model.
+      weights: of the objective's weights; None for those that a run exports by default, or for a saved model.
+    """
+    default = "trained" if step is None else OBJECTIVES[config.objective.name].weights[0]
+    whole, size = config.data.eval_crop == "whole", "x".join(map(str, config.data.image_size))
+    found = dict(
+        weights=weights or default,
+        data=f"{config.data.source}, {config.data.eval_split}",
+        image_size="their own size" if whole else size,
+    )
+    return found if step is None else {**found, "step": str(step)}
+
+
+def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: ConfigDict, *, step: int) -> str:
+    """Write evaluation.json and the figures of a run after its last step; return results and paths of files as text.
 
     All processes of a run must call it, because the parameters may be sharded over them; the first one writes.  The run
     directory has metrics.jsonl, the model is on the current mesh, and the results are of `runner.evaluate`.
@@ -44,7 +62,7 @@ def conclude(workdir: pathlib.Path, model: nnx.Module, results: dict, config: Co
         "learning curves": workdir / "learning_curves.png",
     }
     if jax.process_index() == 0:
-        write(workdir, results)
+        write(workdir, results, **subject(config, step=step))
         figures.learning_curves(places["metrics"], places["learning curves"], runner.curves())
     places |= draw(workdir, model, config, results)
     return text([*rows(results), *((name, str(path)) for name, path in places.items())])
@@ -73,7 +91,7 @@ def draw(directory: pathlib.Path, model: nnx.Module, config: ConfigDict, results
 def write(directory: pathlib.Path, results: dict, **about: str) -> pathlib.Path:
     """Write evaluation.json, with `about` before the results; return its path.
 
-    Results of other protocols about the same stay in it; a file about something else is kept as evaluation.1.json, ...
+    Results of other protocols stay in a file that agrees in ABOUT; any other is renamed to evaluation.1.json, ...
 
     Raises OSError with the file's name on failure.
     """

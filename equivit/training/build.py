@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
@@ -35,9 +36,9 @@ class Program(NamedTuple):
     # replace random initial values.
     init: Callable[[Arrays], State]
     compiled: Any  # the jitted step of (state, teachers, batch, static), which donates the state
-    lr: Schedule  # by step
+    lr: Schedule  # by number of updates, from which steps skipped in float16 are left out
     total: int  # steps of the schedules: `schedule.length`, or the run's length
-    weight_decay: Schedule | None = None  # by step; None if it is constant
+    weight_decay: Schedule | None = None  # likewise; None if it is constant
 
     def step(self, state: State, batch: Batch, static: Hashable = None) -> tuple[State, Metrics]:
         """The state and the metrics after one step."""
@@ -47,10 +48,10 @@ class Program(NamedTuple):
         """The first step, traced and lowered for an abstract batch."""
         return self.compiled.lower(self.abstract, self.teachers, batch, self.static(0.0))
 
-    def rates(self, step: int) -> dict[str, float]:
+    def rates(self, updates: int) -> dict[str, float]:
         """The values of the schedules to log: "lr" and, if it changes, "weight_decay"."""
         changing = {"lr": self.lr, "weight_decay": self.weight_decay}
-        return {name: float(schedule(step)) for name, schedule in changing.items() if schedule is not None}
+        return {name: float(schedule(updates)) for name, schedule in changing.items() if schedule is not None}
 
     def static(self, progress: float) -> Hashable:
         """The static argument of the compiled step at `progress`, the finished fraction of the schedules."""
@@ -78,12 +79,13 @@ def make_objective(config: ConfigDict) -> Objective:
 
 def exported_model(objective: Objective, model: Config) -> ModelModule:
     """The model that a run with this objective exports, with shapes in place of arrays."""
+    module = abstract_module(objective, model)
+    return jax.eval_shape(lambda module: objective.exported(module, begin(objective, module).extra), module)
 
-    def make():
-        module = objective.module(model.build(Keys(0)), jax.random.key(0))
-        return objective.exported(module, begin(objective, module).extra)
 
-    return jax.eval_shape(make)
+def abstract_module(objective: Objective, model: Config) -> nnx.Module:
+    """The module that a run with this objective trains, with shapes in place of arrays."""
+    return jax.eval_shape(lambda: objective.module(model.build(Keys(0)), jax.random.key(0)))
 
 
 def make_pipeline(config: ConfigDict) -> TrainPipeline:
@@ -128,18 +130,13 @@ def make_program(
       ValueError: the schedule does not fit the run, or the optimiser does not fit the model.
     """
     total = config.schedule.length or total
-    lr = schedules.create(config.schedule, total_steps=total, steps_per_epoch=per_epoch)
-    weight_decay = schedules.weight_decay(config.optimizer, total_steps=total)
     objective = objective or make_objective(config)
     make_module = _module_maker(objective, build_model or model_configuration(config).build, config.seed)
     module = logical.abstract(jax.eval_shape(make_module, {}))
-    tables = logical.tensors(module)
-    trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
-    rule = freezing.rule(objective, tables)
-    optimizer = optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay)
+    optimizer, lr, weight_decay = make_optimizer(config, objective, module, total=total, per_epoch=per_epoch)
 
     abstract = jax.eval_shape(lambda module: begin(objective, module, optimizer), module)
-    stacks = _stacks([*teachers.values(), module])
+    stacks = logical.stack_axes(*teachers.values(), module)
     shardings = sharding.of_tree(mesh, abstract, stacks)
     teacher_arrays, teacher_shardings = _on_mesh(mesh, teachers, stacks)
     step = make_step(
@@ -156,6 +153,25 @@ def make_program(
     init = _jitted_init(lambda arrays: begin(objective, make_module(arrays), optimizer), mesh, shardings)
     changing = None if config.optimizer.weight_decay_end is None else weight_decay
     return Program(objective, module, _at(abstract, shardings), teacher_arrays, init, compiled, lr, total, changing)
+
+
+def make_optimizer(
+    config: ConfigDict, objective: Objective, module: nnx.Module, *, total: int, per_epoch: int
+) -> tuple[optax.GradientTransformationExtraArgs, Schedule, Schedule]:
+    """The optimiser of an abstract module, and the schedules of its learning rate and of weight decay.
+
+    Args:
+      total, per_epoch: steps of the schedules and of an epoch.
+
+    Raises:
+      ValueError: the schedule does not fit the run, or a value of the `optimizer` section does not fit the module.
+    """
+    lr = schedules.create(config.schedule, total_steps=total, steps_per_epoch=per_epoch)
+    weight_decay = schedules.weight_decay(config.optimizer, total_steps=total)
+    tables = logical.tensors(module)
+    trainable = jax.eval_shape(lambda module: begin(objective, module), module).trainable
+    rule = freezing.rule(objective, tables)
+    return optimizers.create(config.optimizer, rule, tables, trainable, lr, weight_decay), lr, weight_decay
 
 
 def _module_maker(objective, build_model, seed) -> Callable[[Arrays], nnx.Module]:
@@ -200,12 +216,6 @@ def _jitted_init(init, mesh, shardings):
 def platform_of(mesh: Mesh) -> str:
     """The platform of the devices: "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
-
-
-def _stacks(modules) -> dict[str, int]:
-    """The number of leading axes of each leaf that stack logical tensors."""
-    tables = {leaf: table for module in modules for leaf, table in logical.tensors(module, nnx.Variable).items()}
-    return {leaf: table.ndim for leaf, table in tables.items()}
 
 
 def _on_mesh(mesh, teachers, stacks):

@@ -145,20 +145,23 @@ class Checkpoints:
     def restore(self, like: State) -> State | None:
         """Restore the newest intact checkpoint with the shapes and shardings of `like`; None without checkpoints.
 
-        Moves damaged checkpoints aside with a warning, and removes surplus checkpoints that a killed run may leave.
+        Moves damaged checkpoints aside with a warning, and removes surplus checkpoints that a killed run may leave.  A
+        checkpoint that one process of the run finds damaged counts as damaged.
 
         Raises:
           checkpoint_files.OtherModelError: the checkpoint belongs to another model or optimiser.
           checkpoint_files.NoWholeCheckpointError: all checkpoints are damaged; they stay in place.
           OSError: a checkpoint cannot be read now.
         """
-        found = checkpoint_files.newest_whole(self._manager, like, checkpoint_files.parts_of(like))
+        found = checkpoint_files.newest_whole(self._directory, like, checkpoint_files.parts_of(like))
         if found is None:
             return None
+        # All processes must call `delete`, so they go by their managers' lists, which agree, not by a changing disk.
+        intact = sorted((step for step in self._manager.all_steps() if step <= found.step), reverse=True)
+        for step in intact[self._options.keep :]:
+            self._manager.delete(step)
         for step, why in found.damaged.items():
             self._set_aside(step, why, found.step)
-        for step in self.steps[self._options.keep :]:
-            self._manager.delete(step)
         return found.state
 
     def _set_aside(self, step, why, taken):

@@ -42,7 +42,7 @@ class CheckpointConfig:
     """The `checkpoint` section; defined here because checkpoints.py imports this file."""
 
     every_steps: PositiveInt | None = None
-    every_seconds: PositiveFloat | None = None
+    every_seconds: PositiveFloat | None = None  # checked after each step; with several processes, at log.every_steps
     keep: PositiveInt = 2
     teacher_every_steps: PositiveInt | None = None  # keep the teacher of DINOv2 as a saved model, in teachers/<step>/
 
@@ -105,7 +105,8 @@ def validate(config: ConfigDict) -> None:
             "equivit.sweep without --sweep, and change the lists, such as --config.runs.lr=1e-3,3e-4."
         )
     check_keys(config, get_base(_name(config, "objective")))
-    _check_values(config)
+    check_values(config)
+    schedules.check_decay(config.schedule)
 
 
 def _check_given(config: ConfigDict) -> None:
@@ -114,7 +115,8 @@ def _check_given(config: ConfigDict) -> None:
             raise ValueError(f"config.{key} is missing: {value}")
 
 
-def _check_values(config: ConfigDict) -> None:
+def check_values(config: ConfigDict) -> None:
+    """As `validate`, for the configuration of a stored run: unknown keys and a rate that rises are allowed."""
     _check_given(config)
     name = config.model.get("name")
     constraints.check("config.model.name", name, str)
@@ -323,14 +325,15 @@ def _literal(text: str) -> Any:
 def from_json(path: pathlib.Path) -> ConfigDict:
     """Read the configuration that a run wrote into its directory; ValueError if the file is damaged.
 
-    Keys unknown to this version are kept but have no effect.
+    Keys unknown to this version stay in the result, and nothing reads them.  Where a section is passed on as a whole
+    (`model`, `evaluation.sar`, `evaluation.segmentation`), they are an error.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         config = get_base(stored["objective"]["name"])
         config.model = dict(stored.pop("model"))
         _update(config, stored)
-        _check_values(config)
+        check_values(config)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not the configuration of a run ({errors.reason(error)}); it is damaged, or of another "

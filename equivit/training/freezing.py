@@ -10,7 +10,8 @@ learned positions, which some models lack, "{first_6}" to each tensor before blo
     {positions}                             the positions
     {first_6}                               the patches, positions and tokens, and the first six blocks
 
-A frozen tensor has no update, moments or decay, and its gradient is in no norm; running statistics still change.
+A frozen tensor has no update and no decay, and its gradient is in no norm; running statistics still change.  A leaf
+that is frozen as a whole has no moments; the frozen slices of any other have moments of zero.
 """
 
 import fnmatch

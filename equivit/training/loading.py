@@ -75,6 +75,13 @@ def load_model(place: str, **hints: Any) -> ModelModule:
     return model
 
 
+def check_exists(place: str) -> None:
+    """FileNotFoundError if there is no file or directory at a place of `load_model`; the Hub is not asked."""
+    path = pathlib.Path(_source_and_file(place)[1])
+    if not hub.is_place(str(path)) and not path.exists():
+        raise FileNotFoundError(f"config.init={place}: there is no {path}{errors.nearest_path(path)}.")
+
+
 def with_config(place: str, weights: str | None = None) -> tuple[ConfigDict, ModelModule]:
     """The model at a place, and a config whose `data` prepare images for it.
 

@@ -1,6 +1,7 @@
 """The training loop, one for all objectives."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import pathlib
@@ -20,7 +21,7 @@ from equivit.models import saved
 from equivit.trained_on import UNKNOWN, TrainedOn
 from equivit.training import build, freezing, optimizers, sharding
 from equivit.training.build import Program
-from equivit.training.checkpoints import Checkpoints
+from equivit.training.checkpoints import Checkpoints, NotSavedError
 from equivit.training.logging import Log, Meter, Profile
 from equivit.training.run import resuming, stopping
 from equivit.training.state import State
@@ -66,7 +67,8 @@ def train(
 ) -> Outcome:
     """Train in `workdir`, or resume the run there.
 
-    On SIGTERM or Ctrl-C, saves the state and stops (`run/stopping.py`).
+    On SIGTERM or Ctrl-C, saves the state and stops (`run/stopping.py`).  A run of one process also saves it if the data
+    or an evaluation raise an error.
 
     Args:
       config: a checked config, completed from the data.
@@ -100,43 +102,14 @@ def train(
         log.say(f"{'Resuming' if start else 'Starting'} at step {start} of {total} on {mesh.size} device(s).")
         for line in (freezing.summary(run.objective, run.module), *remarks, *profile.remarks(start)):
             log.say(line)
-        meter = Meter(config.batch_size)
-        steps = _steps(run, state, batches, total, meter, log, profile)
-
-        def evaluate_now(state):
-            with meter.paused(), signals.at_once():
-                log.write(int(state.step), _figures(evaluate(run.exported(state), config)))
-
-        try:
-            if 0 < start < total and _due(start, config, per_epoch).evaluates and not log.has_evaluation(start):
-                evaluate_now(state)  # a signal stopped the run before it
-            for done, state, good in steps:
-                due, last, stops = _due(done, config, per_epoch), done == total, signals.asked(done)
-                clock = jax.process_count() == 1 or due.logs
-                saves = last or stops or checkpoints.due(done, clock=clock)
-                if saves or any(due):
-                    good &= meter.flush()
-                if not good:  # nothing is saved before all steps so far are known to be good
-                    raise _not_finite(state, run, checkpoints, config.optimizer.clip)
-                if due.logs or last:
-                    _log_means(log, done, run, state, meter)
-                if due.teacher:
-                    _save_model(workdir / "teachers" / str(done), run.exported(state), trained_on)
-                if due.evaluates and not (last or stops):
-                    evaluate_now(state)
-                if saves:
-                    checkpoints.save(state)
-                if stops and not last:
-                    raise signals.stopped()
-            checkpoints.wait()
-            model = run.exported(state)
+        steps = _Steps(
+            config, workdir, run, state, evaluate, trained_on, checkpoints, signals, log, profile, total, per_epoch
+        )
+        with steps.saved():
+            steps.take(batches)
+            model = run.exported(steps.state)
             with signals.at_once():
                 results = evaluate(model, config)
-        except stopping.Stopped as stopped:
-            checkpoints.save(state)
-            checkpoints.wait()
-            log.say(f"{stopped.name}: saved {checkpoints.latest}; start again with the same --workdir to go on.")
-            raise
         figures = _figures(results)
         log.conclude(figures)
     report = {"step": total, **figures}
@@ -155,29 +128,11 @@ def _first_state(config, workdir, mesh, run, checkpoints, initial, trained_on, t
         state = run.init(initial())
     start = int(state.step)
     resuming.check_length(config, start, total)
-    conditions = resuming.conditions(mesh, trained_on)
+    conditions = resuming.conditions(mesh, trained_on, run.teachers)
     remarks = resuming.remarks(workdir, config, previous, conditions, start=start)
     # Only after the checkpoint is known to fit this model.
     resuming.record(workdir, config, previous, conditions, ended=start == total)
     return state, remarks
-
-
-def _steps(run, state, batches, total, meter, log, profile) -> Iterator[tuple[int, State, bool]]:
-    """Take the remaining steps.  Yields, after each, their number, the state, and whether all known are finite."""
-    static = None
-    for step in range(int(state.step), total):
-        profile.before(step)
-        before, static = static, run.static(step / run.total)
-        if static not in (None, before):
-            log.say(f"{static} from step {step}.")
-        with meter.waiting():
-            batch = next(batches)
-        state, metrics = run.step(state, batch, static)
-        good, done = meter.add(metrics), step + 1
-        log.advance(done)
-        if place := profile.after(step, state):
-            log.say(f"Trace of the steps to {done}: {place}; open it with xprof or TensorBoard.")
-        yield done, state, good
 
 
 class _Due(NamedTuple):
@@ -188,11 +143,98 @@ class _Due(NamedTuple):
     teacher: bool
 
 
-def _due(done: int, config: ConfigDict, per_epoch: int) -> _Due:
-    epochs = config.evaluation.every_epochs
-    evaluate_every = config.evaluation.every_steps or epochs and max(1, round(epochs * per_epoch))
-    intervals = config.log.every_steps, evaluate_every, config.checkpoint.teacher_every_steps
-    return _Due(*(bool(every) and done % every == 0 for every in intervals))
+@dataclasses.dataclass
+class _Steps:
+    """The steps of a run, and the periodic work after them; `state` is the newest."""
+
+    config: ConfigDict
+    workdir: pathlib.Path
+    run: Program
+    state: State
+    evaluate: Evaluate
+    trained_on: TrainedOn
+    checkpoints: Checkpoints
+    signals: stopping.Signals
+    log: Log
+    profile: Profile
+    total: int
+    per_epoch: int
+
+    def __post_init__(self):
+        self._meter = Meter(self.config.batch_size)
+
+    def take(self, batches: Iterator[dict[str, jax.Array]]) -> None:
+        """Take the remaining steps, and save the last state."""
+        start, static = int(self.state.step), None
+        if 0 < start < self.total and self._due(start).evaluates and not self.log.has_evaluation(start):
+            self._evaluate()  # the run ended before it
+        for step in range(start, self.total):
+            self.profile.before(step)
+            before, static = static, self.run.static(step / self.run.total)
+            if static not in (None, before):
+                self.log.say(f"{static} from step {step}.")
+            with self._meter.waiting():
+                batch = next(batches)
+            self.state, metrics = self.run.step(self.state, batch, static)
+            good, done = self._meter.add(metrics), step + 1
+            self.log.advance(done)
+            if place := self.profile.after(step, self.state):
+                self.log.say(f"Trace of the steps to {done}: {place}; open it with xprof or TensorBoard.")
+            self._after(done, good)
+        self.checkpoints.wait()
+
+    def _after(self, done: int, good: bool) -> None:
+        """Log, save and evaluate if due, or stop after a signal; `good`: no step is known to be bad."""
+        due, last, stops = self._due(done), done == self.total, self.signals.asked()
+        clock = jax.process_count() == 1 or due.logs  # to agree on the time, several processes wait for the step
+        saves = last or stops or self.checkpoints.due(done, clock=clock)
+        if saves or any(due):
+            good &= self._meter.flush()
+        if not good:  # nothing is saved before all steps so far are known to be good
+            raise _not_finite(self.state, self.run, self.checkpoints, self.config.optimizer.clip)
+        if due.logs or last:
+            _log_means(self.log, done, self.run, self.state, self._meter)
+        if due.teacher:
+            _save_model(self.workdir / "teachers" / str(done), self.run.exported(self.state), self.trained_on)
+        if saves:  # before the evaluation, which may fail; a resumed run makes it
+            self.checkpoints.save(self.state)
+        if stops:
+            raise self.signals.stopped()
+        if due.evaluates and not last:
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        with self._meter.paused(), self.signals.at_once():
+            results = self.evaluate(self.run.exported(self.state), self.config)
+            self.log.write(int(self.state.step), _figures(results))
+
+    def _due(self, done: int) -> _Due:
+        epochs = self.config.evaluation.every_epochs
+        evaluate_every = self.config.evaluation.every_steps or epochs and max(1, round(epochs * self.per_epoch))
+        intervals = self.config.log.every_steps, evaluate_every, self.config.checkpoint.teacher_every_steps
+        return _Due(*(bool(every) and done % every == 0 for every in intervals))
+
+    @contextlib.contextmanager
+    def saved(self) -> Iterator[None]:
+        """Save the state if a signal or an error, such as of the data or an evaluation, ends the run."""
+        try:
+            yield
+        except stopping.Stopped as stopped:
+            self._save(stopped.name)
+            raise
+        except (NotFiniteError, NotSavedError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:
+            # Other processes may not have this error, and would not take part.
+            if jax.process_count() == 1 and int(self.state.step) and self._meter.flush():
+                with contextlib.suppress(NotSavedError):  # `error` came first
+                    self._save(type(error).__name__)
+            raise
+
+    def _save(self, why: str) -> None:
+        self.checkpoints.save(self.state)
+        self.checkpoints.wait()
+        self.log.say(f"{why}: saved {self.checkpoints.latest}; start again with the same --workdir to go on.")
 
 
 def _log_means(log, done, run, state, meter):

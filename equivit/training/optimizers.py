@@ -241,7 +241,7 @@ def _rate(rules: Rules, lr: Schedule) -> optax.GradientTransformation:
 
 
 def _by_step(change: Callable[[jax.Array, Arrays, Arrays], Arrays]) -> optax.GradientTransformation:
-    """Turn `change(step, updates, params)` into a transformation that counts the steps."""
+    """Turn `change(step, updates, params)` into a transformation whose step counts the updates made."""
 
     def update(updates, state, params: Any = None):
         return change(state.count, updates, params), optax.ScaleByScheduleState(optax.safe_increment(state.count))

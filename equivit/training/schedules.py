@@ -1,4 +1,8 @@
-"""Schedules of the learning rate and of weight decay: functions of the step that trace under `jax.jit`."""
+"""Schedules of the learning rate and of weight decay, which trace under `jax.jit`.
+
+They are functions of the number of updates, here "step".  It is behind the number of training steps once float16 has
+skipped some.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +15,7 @@ from ml_collections import ConfigDict
 from equivit.constraints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from equivit.objectives.clock import Clock
 
-Schedule = Callable[[Any], jax.Array]  # a function of the step, which may be traced
+Schedule = Callable[[Any], jax.Array]  # a function of the number of updates, which may be traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +35,7 @@ class ScheduleConfig:
 
 
 def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Schedule:
-    """The learning rate at each step, from the `schedule` section.
+    """The learning rate at each update, from the `schedule` section.
 
     Raises ValueError if the warm-up is not shorter than the run.
     """
@@ -45,19 +49,22 @@ def create(config: ConfigDict, *, total_steps: int, steps_per_epoch: int) -> Sch
         )
     if config.name == "poly":
         return lambda step: _poly(config, step, warmup, total_steps)
-    if config.inclusive:
-        final = config.min_lr if config.name == "cosine" else config.lr
-        return warmup_cosine(config.lr, final, total=total_steps, warmup=warmup, start=config.warmup_lr)
+    final = config.min_lr if config.name == "cosine" else config.lr
     if config.per_epoch:
-        return lambda step: _by_epoch(config, step, total_steps / steps_per_epoch, steps_per_epoch)
-    return lambda step: _warmed_up(config, step, warmup, decayed=(step - warmup) / (total_steps - warmup))
+        return lambda step: _by_epoch(config, final, step, total_steps / steps_per_epoch, steps_per_epoch)
+    return warmup_cosine(
+        config.lr, final, total=total_steps, warmup=warmup, start=config.warmup_lr, inclusive=config.inclusive
+    )
 
 
-def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, start: float = 0.0) -> Schedule:
+def warmup_cosine(
+    base: float, final: float, *, total: int, warmup: int = 0, start: float = 0.0, inclusive: bool = True
+) -> Schedule:
     """Rise linearly from `start` to `base` in `warmup` steps, then follow a cosine to `final`, then stay there.
 
-    As in DINO and DINOv2, the last step of the warm-up and the first of the cosine both have `base`; a warm-up of one
-    step has `start`.  If `warmup` equals `total`, `final` follows the warm-up without a cosine.
+    As in DINO and DINOv2, the last step of an `inclusive` warm-up and the first of the cosine both have `base`, and a
+    warm-up of one step has `start`.  Otherwise only the first step of the cosine has `base`.  If `warmup` equals
+    `total`, `final` follows the warm-up without a cosine.
 
     Raises:
       ValueError: the warm-up is longer than the schedule.
@@ -66,7 +73,7 @@ def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, sta
         raise ValueError(f"warmup_cosine: {warmup=} steps do not fit in {total=}; shorten the warm-up.")
 
     def schedule(step):
-        rising = Clock(step, total, 1).ramp(start, base, warmup)
+        rising = Clock(step, total, 1).ramp(start, base, warmup if inclusive else warmup + 1)
         falling = Clock(step - warmup, max(total - warmup, 1), 1).cosine(base, final)
         return jnp.where(step < warmup, rising, jnp.where(step < total, falling, final)).astype(jnp.float32)
 
@@ -74,18 +81,20 @@ def warmup_cosine(base: float, final: float, *, total: int, warmup: int = 0, sta
 
 
 def weight_decay(config: ConfigDict, *, total_steps: int) -> Schedule:
-    """The weight decay at each step, from the `optimizer` section: constant, or a cosine to `weight_decay_end`."""
+    """The weight decay at each update, from the `optimizer` section: constant, or a cosine to `weight_decay_end`."""
     begin, end = config.weight_decay, config.get("weight_decay_end")
     return (lambda step: begin) if end is None else warmup_cosine(begin, end, total=total_steps)
 
 
-def _by_epoch(config, step, epochs, steps_per_epoch):
+def _by_epoch(config, final, step, epochs, steps_per_epoch):
     """Change the rate each epoch, like timm's scheduler stepped with the index of the finished epoch (DeiT III).
 
     So epochs 0 and 1 both run at `warmup_lr`, and the cosine starts at epoch 0, not at the end of the warm-up.
     """
-    finished = jnp.maximum(step // steps_per_epoch - 1, 0)
-    return _warmed_up(config, finished, config.warmup_epochs or 0, decayed=finished / epochs)
+    warmup, finished = config.warmup_epochs or 0, jnp.maximum(step // steps_per_epoch - 1, 0)
+    clock = Clock(finished, epochs, 1)
+    rising, falling = clock.ramp(config.warmup_lr, config.lr, warmup + 1), clock.cosine(config.lr, final)
+    return jnp.where(finished < warmup, rising, falling).astype(jnp.float32)
 
 
 def _poly(config, step, warmup, total_steps):
@@ -100,15 +109,6 @@ def _poly(config, step, warmup, total_steps):
     return (decayed * factor).astype(jnp.float32)
 
 
-def _warmed_up(config, t, warmup, *, decayed):
-    """Rise linearly from `warmup_lr` to `lr` while t < warmup; then decay to the fraction `decayed` of the cosine."""
-    rising = config.warmup_lr + (config.lr - config.warmup_lr) * t / max(warmup, 1)
-    # cos^2 (x / 2) = (1 + cos x) / 2, but accurate near the end of the run.
-    cosine = config.min_lr + (config.lr - config.min_lr) * jnp.cos(jnp.pi / 2 * jnp.clip(decayed, 0, 1)) ** 2
-    after = cosine if config.name == "cosine" else jnp.float32(config.lr)
-    return (jnp.where(t < warmup, rising, after) if warmup else after).astype(jnp.float32)
-
-
 def check(section: ConfigDict) -> None:
     """Raise ValueError for values of the `schedule` section that exclude each other."""
     if section.warmup_epochs is not None and section.warmup_steps is not None:
@@ -121,3 +121,12 @@ def check(section: ConfigDict) -> None:
         raise ValueError("config.schedule: name='poly' changes from step to step; set per_epoch=False.")
     if section.per_epoch and section.warmup_steps is not None:
         raise ValueError("config.schedule: per_epoch=True counts in epochs; give warmup_epochs, not warmup_steps.")
+
+
+def check_decay(section: ConfigDict) -> None:
+    """Raise ValueError if the learning rate would rise where the `schedule` section decays it."""
+    if section.name != "constant" and section.min_lr > section.lr:
+        raise ValueError(
+            f"config.schedule.min_lr={section.min_lr:g} must not exceed lr={section.lr:g}, as the rate would rise "
+            f"after the warm-up; set min_lr to at most {section.lr:g}, or to 0."
+        )

@@ -1,15 +1,18 @@
 """The mesh (data, fsdp), and shardings derived from shapes.
 
-With more than 8 devices, `fsdp` has two axes: hosts, and the 8 devices of a host.  A matrix of 160 x 480 is then split
-over 64 devices, as 20 x 60, though 64 divides neither axis.  Optimiser state and averaged weights are sharded like
-their parameters.
+If `fsdp` is a larger multiple of 8, it has two axes: hosts, and the 8 devices of a host.  A matrix of 160 x 480 is then
+split over 64 devices, as 20 x 60, though 64 divides neither axis.  Optimiser state and averaged weights are sharded
+like their parameters.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
@@ -29,14 +32,17 @@ class MeshConfig:
 def create_mesh(config: ConfigDict, devices: Sequence[Any] | None = None) -> Mesh:
     """Arrange devices in a mesh [data, fsdp], or [data, hosts, 8] if `fsdp` is a larger multiple of 8.
 
-    `config.data=-1` uses the devices that remain after `fsdp`.
+    `config.data=-1` uses the devices that remain after `fsdp`.  The devices follow the order of their processes: so the
+    rows of the processes, one after the other, are the global batch (`data.batches.Share`).
 
     Args:
       devices: None: all of this run.
 
-    Raises ValueError if the sizes do not multiply to the number of devices.
+    Raises ValueError if the sizes do not multiply to the number of devices, or processes differ in their number.
     """
-    number = jax.device_count() if devices is None else len(devices)
+    devices = jax.devices() if devices is None else devices
+    _check_equal_numbers(devices)
+    number = len(devices)
     fsdp = config.fsdp
     data = number // fsdp if config.data == -1 else config.data
     if data * fsdp != number:
@@ -48,12 +54,26 @@ def create_mesh(config: ConfigDict, devices: Sequence[Any] | None = None) -> Mes
     shape, names = (data, fsdp), ("data", "fsdp")
     if fsdp > HOST and fsdp % HOST == 0:
         shape, names = (data, fsdp // HOST, HOST), ("data", "hosts", "fsdp")
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape), devices=devices)
+    # On a TPU, neighbours in this arrangement are neighbours in the machine, but processes may alternate in it.
+    arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    by_process = sorted(arranged.flat, key=lambda device: device.process_index)
+    return Mesh(np.array(by_process).reshape(shape), names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+def _check_equal_numbers(devices):
+    """ValueError unless each process has the same number of devices; it gets an equal share of every batch."""
+    counts = collections.Counter(device.process_index for device in devices)
+    if len(set(counts.values())) > 1:
+        (most, larger), *_, (least, smaller) = counts.most_common()
+        raise ValueError(
+            f"mesh: process {most} has {larger} devices and process {least} has {smaller}, and all must have the same "
+            "number; start the run on equal machines, or hide devices, such as by CUDA_VISIBLE_DEVICES."
+        )
 
 
 def batch(mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """Split the examples, the first axis of an array, over all devices."""
-    return PartitionSpec(tuple(mesh.axis_names))
+    return PartitionSpec(mesh.axis_names)
 
 
 def check_batch(batch_size: int, accumulation: int, mesh: Mesh) -> None:

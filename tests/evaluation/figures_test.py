@@ -65,7 +65,7 @@ def test_constant_kernels_give_one_blank_component():
 def test_a_model_without_patches_has_no_filters(tmp_path):
     assert figures.patch_kernels(random_model("plain", **TINY).head) == {}
     write_metrics(tmp_path)
-    text = summary.conclude(tmp_path, random_model("plain", **TINY).head, {}, get_base())
+    text = summary.conclude(tmp_path, random_model("plain", **TINY).head, {}, get_base(), step=19)
     assert "patch filters" not in text and is_a_picture(tmp_path / "learning_curves.png")
 
 
@@ -103,13 +103,23 @@ def write_metrics(workdir):
 
 def test_the_end_of_a_run(tmp_path, results):
     write_metrics(tmp_path)
-    text = summary.conclude(tmp_path, random_model("H8", **TINY), results, get_base())
+    text = summary.conclude(tmp_path, random_model("H8", **TINY), results, get_base(), step=19)
     assert "75.0 % upright" in text and "50.0 % (-25.0 points" in text
     assert "6 of 6 images; 2 with a tie, by index: 3, 5" in text
     for name in ("metrics.jsonl", "report.json", "checkpoints", "learning_curves.png", "patch_filters.png"):
         assert str(tmp_path / name) in text
     assert is_a_picture(tmp_path / "learning_curves.png") and is_a_picture(tmp_path / "patch_filters.png")
-    assert json.loads((tmp_path / "evaluation.json").read_text()) == results
+    about = dict(weights="trained", data="digits, test", image_size="32x32", step="19")
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == {**about, **results}
+
+
+def test_the_results_of_an_extended_run_are_of_its_last_step(tmp_path, monkeypatch, results):
+    monkeypatch.setattr(figures, "learning_curves", lambda *_: None)
+    monkeypatch.setattr(summary, "draw", lambda *_: {})
+    summary.conclude(tmp_path, None, results, get_base(), step=19)
+    summary.conclude(tmp_path, None, {"accuracy": results["accuracy"]}, get_base(), step=38)
+    new, old = (json.loads((tmp_path / name).read_text()) for name in ("evaluation.json", "evaluation.1.json"))
+    assert new["step"] == "38" and "orientation" not in new and old["step"] == "19" and "orientation" in old
 
 
 def test_figures_of_protocols_are_drawn_beside_those_of_training(tmp_path, monkeypatch):

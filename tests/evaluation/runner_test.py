@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import signal
 import tempfile
 
 import jax
@@ -15,7 +16,9 @@ from equivit import evaluate
 from equivit.evaluation import predictions, protocol, runner, summary
 from equivit.models import saved
 from equivit.trained_on import TrainedOn
+from equivit.training import checkpoints
 from equivit.training.config import get_base
+from equivit.training.run import processes
 from tests.evaluation.predictors import random_model
 
 CONFIG = """
@@ -194,6 +197,35 @@ def test_what_divides_the_batches_of_training_does_not_bind_evaluation(files):
         evaluate._parser().parse_args([f"--model={files}/model", f"--config={files}/config.py"]), changes
     )
     assert config.batch_size == 5 and config.objective.mix_groups == 4
+
+
+def test_a_run_of_another_version_is_evaluated(monkeypatch, tmp_path):
+    """Which had other keys, and no rule for the end of the learning rate."""
+    stored = get_base()
+    stored.steps, stored.optimizer.later, stored.schedule.lr = 1, 0.5, 5e-6
+    monkeypatch.setattr(checkpoints, "load_run", lambda *_, **__: checkpoints.Loaded(stored.lock(), None, 1))
+    options = evaluate._parser().parse_args([f"--workdir={tmp_path}"])
+    assert evaluate._load(options, ["seed=3"])[0].seed == 3
+    with pytest.raises(ValueError, match="config.seed=-1 must be"):
+        evaluate._load(options, ["seed=-1"])
+
+
+def test_sigterm_ends_an_evaluation_by_several_processes(monkeypatch, tmp_path):
+    """JAX takes the signal when the processes join, to agree on a step; here there are none."""
+
+    def load(*_):
+        raise StopIteration
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(processes, "join", lambda asked: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(evaluate, "_load", load)
+    try:
+        with pytest.raises(StopIteration):
+            evaluate._run(evaluate._parser().parse_args([f"--workdir={tmp_path}", "--distributed"]), [])
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path, capsys):

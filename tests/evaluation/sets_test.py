@@ -206,6 +206,21 @@ def test_the_command_of_table_2_is_there_and_valid():
     assert config.evaluation.sar.official is True
 
 
+def test_batches_of_sar_are_as_large_as_the_config_says():
+    """A batch that the devices do not divide would be padded, and its learning rate be another."""
+    config = config_of("digits", eval_split="test")
+    for size, crop, message in (
+        (12, "centre", "sar.batch_size=12 must be .* by the 8 .* 8 and 16"),
+        (64, "whole", "one"),
+    ):
+        config.evaluation.sar.batch_size, config.data.eval_crop = size, crop
+        for name in ("sar", "corruptions_sar"):
+            with pytest.raises(ValueError, match=message):
+                runner.check(name, config)
+    config.data.eval_crop = "centre"
+    assert runner.check("sar,corruptions_sar", config) == ("sar", "corruptions_sar")
+
+
 @pytest.mark.slow
 def test_every_corruption_is_adapted_to_anew(official):
     model = random_model("plain", in_channels=3, num_classes=2)

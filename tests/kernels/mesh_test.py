@@ -43,6 +43,15 @@ def test_the_least_number_of_rows_that_split_evenly(size, groups, even):
         assert mesh.even(size, groups) == even == min(n for n in range(size, 99) if n * groups % 8 == 0)
 
 
+def test_the_share_of_the_parameters_that_each_device_holds():
+    """An axis that `fsdp` does not divide stays whole, and so does a stack."""
+    whole = dict(a=(10, 6), b=(10,), c=(0,))
+    assert mesh.held_share(whole, mesh_of(data=2, fsdp=4), dict.fromkeys(whole, 0)) == 1
+    shapes = dict(kernel=(4, 16, 6), bias=(6,))
+    share = mesh.held_share(shapes, mesh_of(data=2, fsdp=4), dict(kernel=1, bias=0))
+    assert share == (4 * 4 * 6 + 6) / (4 * 16 * 6 + 6)
+
+
 def test_without_a_mesh_nothing_changes():
     x = jnp.ones((3, 2))
     assert not mesh.splits() and mesh.gathered(x) is x and mesh.on_rows(lambda x: x, x) is x

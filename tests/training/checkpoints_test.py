@@ -63,6 +63,33 @@ def test_a_checkpoint_that_a_killed_run_had_yet_to_remove_is_removed(run, copy):
     assert listing(copy) == ["4", "6"]
 
 
+def test_all_processes_remove_the_same_checkpoints(run, copy, monkeypatch):
+    """Each removal has a barrier, so a process takes part though the first one has removed the directory already."""
+    removed, mesh = [], mesh_of(1, 1)
+    monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "delete", lambda self, step: removed.append(step))
+    shutil.copytree(copy / "checkpoints" / "4", copy / "checkpoints" / "2")
+    with jax.set_mesh(mesh), checkpoints.Checkpoints(copy, OPTIONS.checkpoint) as manager:
+        shutil.rmtree(copy / "checkpoints" / "2")
+        manager.restore(run[1].abstract)
+    assert removed == [2]
+
+
+@pytest.mark.parametrize("errors", [(None, True), (ValueError("here"), False), (ValueError("here"), True)])
+def test_an_error_in_one_process_is_an_error_in_all(monkeypatch, errors):
+    """No process may go on to a checkpoint that another one cannot read."""
+    here, there = errors
+    gathered = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        checkpoint_files.multihost_utils,
+        "process_allgather",
+        lambda flag: gathered.append(flag) or np.array([flag, there]),
+    )
+    with pytest.raises(ValueError, match="here" if here else "another process cannot read it"):
+        checkpoint_files._raise_in_all(here)
+    assert gathered == [here is not None]
+
+
 @pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (2, 2)])
 def test_restores_on_other_devices(run, data, fsdp):
     workdir, _, state, _ = run

@@ -182,15 +182,18 @@ def free_port():
         return s.getsockname()[1]
 
 
-def two_processes(workdir, which=1, **signals):
+def two_processes(workdir, which=1, *arguments, unreadable="", **signals):
     """Two processes of one run, of which one sends itself a signal."""
     environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
+    environment |= {"UNREADABLE": unreadable}
     processes = []
     for i in range(2):
         extra = signals if i == which else {**signals, "at": -1}
         variables = {**environment, "JAX_PROCESS_ID": str(i)}
         processes.append(
-            start(workdir, "--config.mesh.fsdp=2", mode=":processes", environment=variables.items(), **extra)
+            start(
+                workdir, "--config.mesh.fsdp=2", *arguments, mode=":processes", environment=variables.items(), **extra
+            )
         )
     return processes
 
@@ -207,6 +210,17 @@ def test_two_processes_train_together_and_save_one_checkpoint(place):
     assert bits == actual
     # The mean over the batch is summed in another order.
     chex.assert_trees_all_close(final_state(place / "two"), final_state(place / "one"), rtol=1e-4, atol=1e-5)
+    _check_resuming_and_stopping(place / "two")
+
+
+def _check_resuming_and_stopping(workdir):
+    """Both take a checkpoint that both can read; a signal before the first step after it stops both."""
+    options = dict(unreadable="1:6", send=signal.SIGTERM, at=1)
+    outcomes = [finish(process) for process in two_processes(workdir, 1, "--config.steps=60", **options)]
+    assert [status for _, status in outcomes] == [143, 143], outcomes
+    assert "Resuming at step 3 of 60" in outcomes[0][0] and "SIGTERM: saved" in outcomes[0][0], outcomes
+    (aside,) = (workdir / "damaged").iterdir()
+    assert aside.name.startswith("6-") and 3 < saved_steps(workdir)[-1] < 60
 
 
 @pytest.mark.slow

@@ -110,12 +110,12 @@ def test_a_finished_run_has_the_same_model_and_evaluation(tmp_path):
     config.model.registers = 0
     assert resuming.is_finished(place, config)
     resuming.check_recipe(place, config)
-    config.evaluation.suite = ("accuracy", "shift")
+    config.evaluation.suite, config.data.corruption, config.data.severity = ("accuracy", "shift"), "fog", 3
     assert not resuming.is_finished(place, config)
     resuming.check_recipe(place, config)
     config.steps += 4
     resuming.check_recipe(place, config)
-    config.evaluation.suite, config.steps = None, 4
+    config.evaluation.suite, config.data.corruption, config.data.severity, config.steps = None, None, 5, 4
     del config.model["drop_path"], config.model["registers"]
     assert not resuming.is_finished(place, config)
     with pytest.raises(ValueError, match=f"{place} has another recipe, config.model.drop_path=0.1 instead of None"):
@@ -174,10 +174,18 @@ def sweep_of(tmp_path, monkeypatch):
     ("batch_size=8,4096,16", "batch_size=4096 must not exceed the 1437 samples"),
     ("batch_size=8,12,16", "config.batch_size=12 must be divisible by 8"),
     ("data.eval_split=test,tset", "there is no split 'tset'"),
+    ("optimizer.no_decay=('head.*'),('hed.*')", "optimizer.no_decay: 'hed.*' matches no parameter"),
+    ("optimizer.freeze=('head.*'),('*')", "optimizer.freeze=('*',) leaves nothing to train"),
+    ("init=none,no/model", "config.init=no/model: there is no no/model"),
 ])  # fmt: skip
 def test_a_value_that_does_not_fit_is_found_before_anything_is_trained(sweep_of, capsys, values, message):
     assert sweep_of(f"--sweep.{values}") == (1, [])
     assert message in capsys.readouterr().err
+
+
+def test_a_run_with_a_checkpoint_no_longer_needs_its_first_weights(sweep_of, tmp_path):
+    (tmp_path / "sweep/init=gone" / "checkpoints").mkdir(parents=True)
+    assert sweep_of("--sweep.init=gone")[1] == ["init=gone"]
 
 
 def test_a_sweep_keeps_one_pipeline_at_a_time(sweep_of, monkeypatch):

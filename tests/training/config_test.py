@@ -13,6 +13,7 @@ from equivit import train
 from equivit.errors import is_number
 from equivit.objectives.registry import OBJECTIVES
 from equivit.training import config as configs
+from equivit.training import loop
 from equivit.training.run import processes
 
 CONFIG = "tests/training/run_config.py"
@@ -70,6 +71,8 @@ def test_the_defaults_need_only_a_length():
         (dict(objective__mixup=0.8, objective__mix_groups=3), "mix_groups=3 must divide the batch of 128 .* is 2"),
         (dict(epochs=3), "set exactly one"),
         (dict(schedule__warmup_steps=1, schedule__warmup_epochs=1), "warmup_epochs and warmup_steps are both set"),
+        (dict(schedule__lr=5e-6), "config.schedule.min_lr=1e-05 must not exceed lr=5e-06, as .* to at most 5e-06"),
+        (dict(schedule__lr=5e-6, schedule__name="poly"), "config.schedule.min_lr=1e-05 must not exceed lr=5e-06"),
         (dict(mesh__data=0), "config.mesh.data=0 must be positive, or -1"),
     ],
 )
@@ -193,6 +196,11 @@ def test_what_another_version_knows_is_kept(tmp_path):
     assert found["later.x"] == 1 and found["data.later.y"] == [2]
 
 
+def test_a_rate_may_end_where_it_begins_and_a_constant_one_has_no_end():
+    configs.validate(valid(schedule__lr=1e-5))
+    configs.validate(valid(schedule__lr=5e-6, schedule__name="constant"))
+
+
 def test_show_prints_every_key_as_an_override(capsys):
     changes = ["data.image_size=(8, 16)", "data.source=npz:absent.npz", "model.registers=4", "epochs=3", "steps=None"]
     assert train.main([f"--config={CONFIG}", *(f"--config.{change}" for change in changes), "--show"]) == 0
@@ -292,18 +300,39 @@ def test_a_missing_workdir_is_refused(capsys):
 
 
 def test_aggregate():
-    reports = {3: {"step": 5, "eval/accuracy": 0.5}, 7: {"step": 5, "eval/accuracy": 0.7}}
-    figure = train.aggregate(reports)["eval/accuracy"]
+    reports = {3: {"step": 5, "eval/accuracy": 0.5, "of_another_version": 1}, 7: {"step": 5, "eval/accuracy": 0.7}}
+    found = train.aggregate(reports)
+    figure = found["eval/accuracy"]
+    assert "of_another_version" not in found
     assert figure["mean"] == pytest.approx(0.6) and figure["spread"] == pytest.approx(0.02**0.5)
     assert figure["values"] == [0.5, 0.7]
 
 
 def test_several_seeds(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(train, "train", lambda config, workdir: {"step": 2, "figure": float(config.seed)})
-    assert train.main([f"--config={CONFIG}", f"--workdir={tmp_path}", "--seeds=0,5"]) == 0
-    figure = json.loads((tmp_path / "report.json").read_text())["figure"]
-    assert figure["mean"] == 2.5 and figure["values"] == [0, 5]
-    assert str(tmp_path / "report.json") in capsys.readouterr().out
+    """A seed that diverges ends no other, and a finished one is not evaluated again."""
+    trained = []
+
+    def run(config, workdir):
+        trained.append(config.seed)
+        if config.seed in bad:
+            raise loop.NotFiniteError("the loss was not finite")
+        report = {"step": 2, "figure": float(config.seed)}
+        workdir.mkdir(exist_ok=True)
+        (workdir / "config.json").write_text(configs.to_json(config))
+        (workdir / "report.json").write_text(json.dumps(report))
+        return report
+
+    monkeypatch.setattr(train, "train", run)
+    arguments, bad = [f"--config={CONFIG}", f"--workdir={tmp_path}", "--seeds=0,3,5"], [3]
+    assert train.main(arguments) == 1
+    report, said = json.loads((tmp_path / "report.json").read_text()), capsys.readouterr()
+    assert report["seeds"] == [0, 5] and report["figure"]["values"] == [0, 5] and report["figure"]["mean"] == 2.5
+    assert said.err.startswith("error: 1 of 3 runs failed: seed_3; ") and "seed_3 failed: the loss" in said.out
+    bad.clear()
+    assert train.main(arguments) == 0
+    assert trained == [0, 3, 5, 3] and json.loads((tmp_path / "report.json").read_text())["seeds"] == [0, 3, 5]
+    said = capsys.readouterr().out
+    assert "Run 1 of 3: seed_0 is finished." in said and str(tmp_path / "report.json") in said
 
 
 SUPERVISED = b'{"objective": {"name": "supervised"}, "model": '

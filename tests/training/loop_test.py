@@ -11,6 +11,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from tensorboardX.proto import event_pb2
 
 from equivit.evaluation import figures
@@ -154,6 +155,71 @@ def test_a_signal_ends_an_evaluation_with_everything_saved(tmp_path, capsys, eve
         train(tmp_path, config, evaluate=evaluate)
     assert last(tmp_path).step == step
     assert f"SIGTERM: saved {tmp_path}/checkpoints/{step}; start again" in capsys.readouterr().out
+
+
+def test_where_all_processes_stop_after_the_last_step_nothing_is_evaluated(tmp_path, monkeypatch):
+    """They agree once, so a later run in the same processes would not hear of the signal."""
+    answers = iter([False] * 9 + [True])
+    monkeypatch.setattr(stopping.Signals, "asked", lambda self: next(answers))
+    with pytest.raises(stopping.Stopped):
+        train(tmp_path, options(), evaluate=lambda model, config: pytest.fail("it was evaluated"))
+    assert last(tmp_path).step == 10
+
+
+GONE = jax.errors.JaxRuntimeError("DATA_LOSS: of a device")
+
+
+@pytest.mark.parametrize(("where", "error", "every", "step"), [
+    ("evaluation", ValueError("a bad label"), None, 4), ("evaluation", GONE, 4, 4),
+    ("data", FileNotFoundError("an image"), 4, 6), ("data", GONE, 4, 4),
+])  # fmt: skip
+def test_an_error_in_the_data_or_an_evaluation_loses_no_step(tmp_path, capsys, where, error, every, step):
+    """Where the device itself failed, nothing more is saved; a checkpoint that is due comes before the evaluation."""
+
+    def fail(t):
+        if t == 6:
+            raise error
+
+    def evaluate(model, config):
+        if where == "evaluation":
+            raise error
+        return {"accuracy": {"top1": 0.5}}
+
+    config = options(evaluation=dict(every_epochs=1), checkpoint=dict(every_steps=every))
+    with pytest.raises(type(error)):
+        train(tmp_path, config, Pipeline(fail), evaluate)
+    assert last(tmp_path).step == step
+    assert (f"{type(error).__name__}: saved {tmp_path}/checkpoints/{step};" in capsys.readouterr().out) == (
+        error != GONE
+    )
+    train(tmp_path, config)
+    assert [row["step"] for row in rows(tmp_path) if "eval/accuracy/top1" in row] == [4, 8, 10]
+
+
+def test_an_error_before_the_first_step_leaves_no_checkpoint(tmp_path):
+    def fail(t):
+        raise FileNotFoundError("an image")
+
+    with pytest.raises(FileNotFoundError):
+        train(tmp_path, options(), Pipeline(fail))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_another_teacher_on_resuming_is_told(tmp_path, capsys):
+    """Such as a run that has trained on."""
+
+    def run(steps, seed):
+        config = options()
+        config.steps = steps
+        teachers = {"teacher": tiny.Tiny(nnx.Rngs(seed))}
+        make = functools.partial(tiny.make_program, teachers=teachers)
+        loop.train(config, workdir=tmp_path, pipeline=Pipeline(), evaluate=lambda *_: {}, make_program=make)
+        return capsys.readouterr().out
+
+    run(2, seed=0)
+    assert "teacher" not in run(2, seed=0)
+    said = run(2, seed=1)
+    assert "  teacher: 'checksum " in said and "uninterrupted run, by teacher." in said
 
 
 def test_a_finished_run_is_only_evaluated_again(whole):

@@ -1,6 +1,8 @@
 """`equivit.train` with the hash of every batch written down, and a signal to itself before a given one.
 
 python -m tests.training.run_driver HASHES SIGNAL BATCH [arguments of equivit.train]
+
+The process whose number is in UNREADABLE, such as 1:6, cannot read that checkpoint.
 """
 
 import functools
@@ -14,7 +16,7 @@ if __name__ == "__main__":  # workers import this module too, and need no JAX
     jax.config.update("jax_platforms", "cpu")
     from equivit import train
     from equivit.training import sharding
-    from equivit.training.run import processes
+    from equivit.training.run import checkpoint_files, processes
 
     path, number, stop = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     # Processes wait for each other as long as a slow machine takes; where one is to be killed, the others notice it.
@@ -34,5 +36,12 @@ if __name__ == "__main__":  # workers import this module too, and need no JAX
                 os.kill(os.getpid(), number)
         return to_global(mesh, batch)
 
-    sharding.to_global = watched
+    read = checkpoint_files._read
+
+    def damaged(manager, step, parts):
+        if os.environ.get("UNREADABLE") == f"{jax.process_index()}:{step}":
+            raise ValueError("damaged here")
+        return read(manager, step, parts)
+
+    sharding.to_global, checkpoint_files._read = watched, damaged
     sys.exit(train.main(sys.argv[4:]))

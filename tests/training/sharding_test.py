@@ -1,6 +1,7 @@
 """Parameters that are split over devices: what moves between the devices in a training step."""
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,36 @@ def test_hosts_of_a_mesh(fsdp, sizes):
     mesh = sharding.create_mesh(tiny.config(mesh=dict(fsdp=fsdp)).mesh, devices)
     assert dict(mesh.shape) == {"data": 2, **sizes, "fsdp": 8 if sizes else fsdp}
     assert sharding.batch(mesh) == PartitionSpec(tuple(mesh.axis_names))
+
+
+class Chip(types.SimpleNamespace):
+    """A device of a TPU slice that is described and not there."""
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("fsdp", [1, 4, 8, 16])
+def test_devices_of_a_tpu_slice_follow_the_order_of_their_processes(fsdp):
+    """JAX's ring through a v5e of 4 x 4 chips visits the first host three times; each host has 2 x 2 chips."""
+    chips = [
+        Chip(
+            id=4 * y + x, process_index=y // 2 * 2 + x // 2, coords=(x, y, 0), core_on_chip=0,
+            platform="tpu", device_kind="TPU v5 lite",
+        )
+        for y in range(4) for x in range(4)
+    ]  # fmt: skip
+    mesh = sharding.create_mesh(tiny.config(mesh=dict(fsdp=fsdp)).mesh, chips)
+    assert [chip.process_index for chip in mesh.devices.flat] == [i // 4 for i in range(16)]
+    if fsdp == 1:  # a ring through each host
+        assert [chip.id for chip in mesh.devices.flat][:4] == [0, 1, 5, 4]
+
+
+def test_processes_with_different_numbers_of_devices_are_refused():
+    devices = [Chip(process_index=process) for process in (0, 0, 0, 0, 1, 1)]
+    with pytest.raises(
+        ValueError, match="mesh: process 0 has 4 devices and process 1 has 2, and all must have the same"
+    ):
+        sharding.create_mesh(tiny.config().mesh, devices)
 
 
 VIT = dict(width=64, num_heads=4, depth=2)

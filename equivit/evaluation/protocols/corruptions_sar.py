@@ -2,8 +2,17 @@
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
 from equivit.evaluation.protocols import corruptions, sar
 
+
+def check(config: ConfigDict) -> None:
+    """As `corruptions.check` and `sar.check`."""
+    corruptions.check(config)
+    sar.check(config)
+
+
 PROTOCOL = dataclasses.replace(
-    corruptions.PROTOCOL, run=lambda run: corruptions.each(run, sar.run), opens=sar.PROTOCOL.opens
+    corruptions.PROTOCOL, run=lambda run: corruptions.each(run, sar.run), check=check, opens=sar.opens
 )

@@ -2,8 +2,27 @@
 
 from typing import Any
 
+import jax
+from ml_collections import ConfigDict
+
+from equivit import errors
 from equivit.evaluation import adaptation
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
+
+
+def check(config: ConfigDict) -> None:
+    """ValueError for a batch that the devices do not divide: padding would change the learning rate."""
+    size, devices = config.evaluation.sar.batch_size, jax.device_count()
+    if config.data.eval_crop == "whole" and devices > 1:
+        raise ValueError(
+            f"config.data.eval_crop='whole': SAR then adapts to single images, which {devices} devices cannot share; "
+            "evaluate on one device."
+        )
+    if size % devices:
+        raise ValueError(
+            f"config.evaluation.sar.batch_size={size} must be divisible by the {devices} devices, as SAR adapts to one "
+            f"batch after the other; {errors.multiples(size, devices)}."
+        )
 
 
 def opens(run: Run) -> None:
@@ -36,4 +55,4 @@ def lines(result: dict[str, Any]) -> list[Line]:
     ]
 
 
-PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, opens=opens, curve="top1")
+PROTOCOL = Protocol(needs=frozenset({"logits"}), run=run, lines=lines, check=check, opens=opens, curve="top1")

@@ -1,7 +1,7 @@
 """Checkpoint files (Orbax): reading the newest intact one, and detecting damage.
 
 A checkpoint has the parts "model", "optimizer" and, in precision "float16", "loss_scale", arrays by name, and "about".
-"about" holds the number of the next batch (the data position), and the shape, type and checksum of each array.
+"about" holds the step, which is also the number of the next batch, and the shape, type and checksum of each array.
 """
 
 import functools
@@ -66,7 +66,7 @@ def directory(workdir: pathlib.Path) -> pathlib.Path:
 def content(state: State, *, before_failure: bool) -> ocp.args.Composite:
     """The parts of a state's checkpoint, for `CheckpointManager.save`; it also stores `before_failure`."""
     step, leaves = int(state.step), _leaves(state)
-    about = {"step": step, "next_batch": step, "before_failure": before_failure}
+    about = {"step": step, "before_failure": before_failure}
     about |= {"leaves": _about_leaves(leaves), "bits": _bits(leaves)}
     arrays = {name: ocp.args.StandardSave(part) for name, part in parts_of(state).items()}
     return ocp.args.Composite(about=ocp.args.JsonSave(about), **arrays)
@@ -78,6 +78,11 @@ def parts_of(state: State) -> dict[str, dict[str, Any]]:
     for name, leaf in _leaves(state).items():
         found.setdefault(_part(name), {})[name] = leaf
     return found
+
+
+def checksum(tree: Any) -> int:
+    """The checksum of all arrays of a tree, for any number of devices and processes."""
+    return sum(_bits(_leaves(tree)).values()) % 2**32
 
 
 def is_before_failure(manager: ocp.CheckpointManager, step: int) -> bool:
@@ -93,9 +98,7 @@ def read_only(place: pathlib.Path, like: State) -> Found | None:
     if not place.is_dir():
         return None
     empty = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
-    options = ocp.CheckpointManagerOptions(create=False)
-    with ocp.CheckpointManager(place, options=options) as manager:
-        found = newest_whole(manager, like, {"model": empty})
+    found = newest_whole(place, like, {"model": empty})
     if found is not None:
         for step, why in found.damaged.items():
             path = place / str(step)
@@ -103,10 +106,13 @@ def read_only(place: pathlib.Path, like: State) -> Found | None:
     return found
 
 
-def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str, Any]) -> Found | None:
+def newest_whole(place: pathlib.Path, like: State, parts: Mapping[str, Any]) -> Found | None:
     """Read the newest checkpoint whose checksums match; None if there are no checkpoints.
 
+    All processes of a run must call it: damage that one of them finds counts for all.
+
     Args:
+      place: `directory` of the run.
       like: the state to fill.
       parts: the arrays to read, as from `parts_of`; each process reads NumPy arrays whole.
 
@@ -115,17 +121,26 @@ def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str
       NoWholeCheckpointError: all checkpoints are damaged.
       OSError: a checkpoint cannot be read now.
     """
+    # Orbax ends each read of several processes with a barrier, which a process that finds damage would never reach.
+    this = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
+    options = ocp.CheckpointManagerOptions(create=False, multiprocessing_options=alone)
+    with ocp.CheckpointManager(place, options=options) as manager:
+        return _newest_whole(manager, like, parts)
+
+
+def _newest_whole(manager, like, parts):
     damaged = {}
     for step in sorted(manager.all_steps(), reverse=True):
         path = pathlib.Path(manager.directory) / str(step)
         try:
-            return Found(step, _read(manager, step, like, parts), damaged)
+            return Found(step, _read_together(manager, step, like, parts), damaged)
         except OtherModelError:
             raise
         except Exception as error:  # readers of damaged files raise many types
             manager.reload()
             if max(manager.all_steps(), default=step) > step and not damaged:
-                return newest_whole(manager, like, parts)  # the run is still training and has replaced it
+                return _newest_whole(manager, like, parts)  # the run is still training and has replaced it
             if disk_errors.is_outage(error, path):
                 if isinstance(error, MemoryError | jax.errors.JaxRuntimeError) or getattr(error, "filename", None):
                     raise
@@ -143,19 +158,44 @@ def newest_whole(manager: ocp.CheckpointManager, like: State, parts: Mapping[str
     return None
 
 
-def _read(manager, step, like, parts):
+def _read_together(manager, step, like, parts):
+    """Read a checkpoint; an error in one process is an error in all."""
+    about, leaves, error = {}, {}, None
+    try:
+        about, leaves = _read(manager, step, parts)
+    except Exception as caught:  # readers of damaged files raise many types
+        error = caught
+    _raise_in_all(error)
+    _raise_in_all(_other_bits(leaves, about["bits"]))
+    return _fill(like, leaves)
+
+
+def _raise_in_all(error):
+    """Raise the error of this process, if any, or else ValueError if another process has one."""
+    failed = error is not None
+    if jax.process_count() > 1:
+        failed = multihost_utils.process_allgather(np.int32(failed)).any()
+    if failed:
+        raise error or ValueError("another process cannot read it")
+
+
+def _other_bits(leaves, saved):
+    """The error if checksums differ from the saved ones."""
+    wrong = [name for name, bits in _bits(leaves).items() if bits != saved[name]]
+    if not wrong:
+        return None
+    others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return ValueError(f"the bits of {wrong[0]}{others} are not those that were saved")
+
+
+def _read(manager, step, parts):
     about = _about(manager, step)
     wanted = {name: leaf for part in parts.values() for name, leaf in part.items()}
     stored = {name: leaf for name, leaf in about["leaves"].items() if _part(name) in parts}
     _check_leaves(pathlib.Path(manager.directory) / str(step), stored, wanted)
     args = {name: ocp.args.StandardRestore(part) for name, part in parts.items()}
     restored = manager.restore(step, args=ocp.args.Composite(**args))
-    leaves = {name: array for part in args for name, array in restored[part].items()}
-    wrong = [name for name, bits in _bits(leaves).items() if bits != about["bits"][name]]
-    if wrong:
-        others = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ValueError(f"the bits of {wrong[0]}{others} are not those that were saved")
-    return _fill(like, leaves)
+    return about, {name: array for part in args for name, array in restored[part].items()}
 
 
 def _about(manager, step):

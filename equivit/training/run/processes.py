@@ -1,8 +1,8 @@
 """Join the processes of a run, and watch them: if one is killed, the others end at once with one line.
 
 By itself, JAX waits `HEARTBEAT_SECONDS` for a dead process, then aborts the others from a C++ thread that no handler
-reaches.  So every process holds a connection to the first one, which the system closes whenever a process ends; a
-process that finishes normally announces it first.
+reaches.  So every process holds a connection to the first one, which the system closes whenever a process ends.  A
+process that finishes normally announces it first; one that fails sends the reason, which the others print too.
 """
 
 import atexit
@@ -13,16 +13,20 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 HEARTBEAT_SECONDS = 30  # JAX considers a process dead after this silence, and ends the others
 LEAVING = b"."  # sent by a process that has finished
 TOKEN = 16  # bytes; only processes of this run know it
 ADDRESSES = 4  # of the first process, at most
 SECONDS = 3.0  # to connect
+MOMENT = 1.0  # seconds within which the reason of another process arrives
+REASON = 2**16  # bytes of a reason, at most
 ENDED = "another process of this run has ended; restart all of them to continue."
-last_word = threading.Lock()  # held by the thread that prints why this process ends
+_last_word = threading.Lock()  # held by the thread that prints why this process ends
+_links: list[socket.socket] = []  # to other processes
 _finished = threading.Event()
 _log = logging.getLogger("equivit")
 
@@ -77,8 +81,32 @@ def watch() -> None:
 
 def hold(link: socket.socket) -> None:
     """Watch a connection to another process, and notify it when this one has finished."""
+    _links.append(link)
     atexit.register(_leave, link)
     _start(_listen, link)
+
+
+def end(text: str, reason: str | None = None) -> NoReturn:
+    """Print the error that ends this process, send its reason to the others, and exit with status 1.
+
+    Args:
+      reason: None: the text.
+    """
+    _last_word.acquire()  # for good: no other thread speaks after this one
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    for link in _links:
+        with contextlib.suppress(OSError):
+            link.sendall((text if reason is None else reason).encode())
+    os._exit(1)
+
+
+def end_by_jax(text: str) -> NoReturn:
+    """`end` after an error of JAX, whose usual cause is the end of another process.
+
+    The reason of the other process, if it sends one, is printed instead (`_listen`).
+    """
+    time.sleep(MOMENT)
+    end(f"{ENDED}  ({text})", text)
 
 
 def _place(server: socket.socket) -> bytes:
@@ -135,15 +163,13 @@ def _connected(token, port, addresses):
 
 def _listen(link):
     link.settimeout(None)
-    try:
-        received = link.recv(1)
-    except OSError:
-        received = b""
+    received = b""
+    with contextlib.suppress(OSError), link.makefile("rb") as file:
+        received = file.read(REASON)  # until the other process ends
     if received == LEAVING or _finished.is_set():
         return
-    last_word.acquire()
-    print(f"error: {ENDED}", file=sys.stderr, flush=True)
-    os._exit(1)
+    reason = received.decode(errors="replace")
+    end(f"{ENDED}  ({reason})" if reason else ENDED, reason)
 
 
 def _leave(link):

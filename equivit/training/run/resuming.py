@@ -19,12 +19,13 @@ from equivit.models import zoo
 from equivit.objectives.registry import OBJECTIVES
 from equivit.trained_on import TrainedOn
 from equivit.training import config as configs
+from equivit.training.run import checkpoint_files
 
 REPORT = "report.json"  # the final figures, once the run has ended
 EXECUTION = ("remat", "unroll")  # fields of a model that change how its blocks run, but not their results
 # Keys and key prefixes without effect on any figure, and those without effect on the trained state.
 SILENT = ("data.workers", "log.", "checkpoint.")
-HARMLESS = (*SILENT, "data.eval_", "evaluation.")
+HARMLESS = (*SILENT, "data.eval_", "data.corruption", "data.severity", "evaluation.")
 OF_DATA = ("image_size", "num_classes", "in_channels")  # fields of a model that `loader.complete` adds
 
 
@@ -50,14 +51,19 @@ def check_classes(workdir: pathlib.Path, config: ConfigDict, data: TrainedOn) ->
     trained_on.check_classes(thing, data.classes, before, workdir / "run.json", fix)
 
 
-def conditions(mesh: Mesh, data: TrainedOn) -> dict[str, Any]:
-    """The values of run.json: the data, and all other conditions for bit-exact results besides the configuration."""
+def conditions(mesh: Mesh, data: TrainedOn, teachers: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of run.json: the data, and all other conditions for bit-exact results besides the configuration.
+
+    Args:
+      teachers: their arrays, by name; a teacher changes if it is a run that has trained further.
+    """
     device, processes = mesh.devices.flat[0], jax.process_count()
     kind = f"{_processor()}, {_threads()} threads" if device.platform == "cpu" else device.device_kind
     devices = f"{mesh.size} of {device.platform} ({kind})" + (f" in {processes} processes" if processes > 1 else "")
     flags = " ".join(sorted(os.environ.get("XLA_FLAGS", "").split()))
     facts = data._replace(images={}).to_json()  # config.json has them
-    return {**facts, "devices": devices, "jax": jax.__version__, "XLA_FLAGS": flags}
+    sums = {name: f"checksum {checkpoint_files.checksum(arrays):08x}" for name, arrays in teachers.items()}
+    return {**facts, "devices": devices, "jax": jax.__version__, "XLA_FLAGS": flags, **sums}
 
 
 def remarks(

@@ -4,6 +4,7 @@ The exit status shows a scheduler that the run was stopped: 143 after SIGTERM, 1
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -11,6 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+# JAX stops all processes at the number after the largest that any of them has passed.  A step would not do: a resumed
+# run never reaches step 1, and the next run of the same process begins below the last step of this one.
+_numbers = itertools.count(1)
 
 
 class Stopped(SystemExit):
@@ -28,8 +32,8 @@ class Signals:
     acknowledges the first Ctrl-C, and ends the process at the second.
 
     Args:
-      agreed: called with the number of finished steps; whether all processes of the run stop there because one
-        received SIGTERM.  None for a run of one process.
+      agreed: called with 1, 2, ..., counted over all runs of this process; whether all processes of the run stop at
+        this number because one received SIGTERM.  None for a run of one process.
     """
 
     def __init__(self, agreed: Callable[[int], bool] | None = None):
@@ -70,9 +74,9 @@ class Signals:
         elif self._at_once:
             raise Stopped(self._number)
 
-    def asked(self, step: int) -> bool:
-        """Whether the run must end after `step` steps; all processes must ask at the same steps."""
-        return self._agreed(step) if self._agreed else self._number is not None
+    def asked(self) -> bool:
+        """Whether the run must end after this step; all processes must ask after each step."""
+        return self._agreed(next(_numbers)) if self._agreed else self._number is not None
 
     def stopped(self) -> Stopped:
         """The exception that ends the run."""

@@ -1,10 +1,15 @@
 """Connections by which a process notices that another one of its run was killed."""
 
+import os
 import pathlib
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from equivit.training.run import processes
 
 ROOT = pathlib.Path(__file__).parents[3]
 CODE = """
@@ -17,16 +22,18 @@ processes.hold(ours)
 threading.Event().wait({wait})
 """
 ENDED = (1, "error: another process of this run has ended; restart all of them to continue.\n")
+REASON = (1, "error: another process of this run has ended; restart all of them to continue.  (No space left)\n")
 
 
 @pytest.mark.parametrize(
     ("what", "wait", "outcome"),
     [
         ("others.close()", "", ENDED),
+        ("others.sendall(b'No space '); others.sendall(b'left'); others.close()", "", REASON),
         ("others.sendall(b'.'); others.close()", "0.2", (0, "")),
         ("", "0", (0, "")),
     ],
-    ids=["killed", "finished", "alive"],
+    ids=["killed", "failed", "finished", "alive"],
 )
 def test_a_process_ends_when_another_is_killed(what, wait, outcome):
     code = CODE.format(what=what, wait=wait)
@@ -54,3 +61,22 @@ member.close()
         [sys.executable, "-c", CODE.format(what=what, wait="")], cwd=ROOT, capture_output=True, text=True
     )
     assert (run.returncode, run.stderr, run.stdout) == (*ENDED, "member\n")
+
+
+@pytest.mark.parametrize(("end", "arguments", "said", "sent"), [
+    (processes.end, ("No space left",), "No space left", "No space left"),
+    (processes.end_by_jax, ("OUT OF MEMORY",), f"{processes.ENDED}  (OUT OF MEMORY)", "OUT OF MEMORY"),
+    (processes.end, (processes.ENDED, ""), processes.ENDED, ""),  # another one was killed
+])  # fmt: skip
+def test_a_process_that_ends_sends_the_others_its_reason(monkeypatch, capsys, end, arguments, said, sent):
+    ours, others = socket.socketpair()
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(processes, "MOMENT", 0)
+    monkeypatch.setattr(processes, "_last_word", threading.Lock())
+    monkeypatch.setattr(processes, "_links", [ours])
+    with ours, others:
+        with pytest.raises(SystemExit, match="1"):
+            end(*arguments)
+        ours.close()
+        assert others.makefile().read() == sent
+    assert capsys.readouterr().err == f"error: {said}\n"
