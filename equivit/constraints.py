@@ -58,11 +58,19 @@ def check(thing: str, value: Any, type_: Any) -> None:
 
 
 def check_fields(instance: Any, name: str) -> None:
-    """Raise ValueError unless each field of a frozen dataclass has its type; turn lists into hashable tuples."""
+    """Raise ValueError unless each field of a frozen dataclass has its type.
+
+    Turns lists into hashable tuples, and NumPy's numbers into Python's.
+    """
     for field, type_ in types_of(type(instance)).items():
-        if isinstance(value := getattr(instance, field), list):
-            object.__setattr__(instance, field, value := tuple(value))
+        object.__setattr__(instance, field, value := _plain(getattr(instance, field)))
         check(f"{name}: {field}", value, type_)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (list, tuple):  # a named tuple keeps its type
+        return tuple(map(_plain, value))
+    return value.item() if hasattr(value, "item") and not value.ndim else value
 
 
 @functools.cache

@@ -90,9 +90,12 @@ def nearest_path(path: pathlib.Path) -> str:
 
 
 def near(word: str, known: Iterable[str], most: int) -> list[str]:
-    """The known words most similar to a word, most similar first."""
+    """The known words most similar to a word, most similar first; words that differ only in case come first."""
+    known = list(known)
+    if same := [other for other in known if other.lower() == word.lower()]:
+        return same[:most]
     cutoff = 0.6 if len(word) > 3 else 0.5  # allows one wrong letter of two
-    return difflib.get_close_matches(word[:LONGEST], list(known), n=most, cutoff=cutoff)
+    return difflib.get_close_matches(word[:LONGEST], known, n=most, cutoff=cutoff)
 
 
 def divides(thing: str, value: int, whole: int, what: str) -> None:

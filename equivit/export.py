@@ -76,6 +76,7 @@ def _batch(text: str) -> int | None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from equivit.models.model import check_input
     from equivit.training import loading
 
     _check_output(options.output, options.opset)
@@ -84,6 +85,7 @@ def _run(options: argparse.Namespace) -> None:
     blocks = ()
     if options.backbone:
         model, blocks = _without_decoder(model)
+    check_input(model.config, "--image_size", options.image_size, model.config.input_shape[-1])
     of = "" if step is None else f" of step {step}"
     size = "x".join(map(str, options.image_size))
     kind = "float16" if options.half else "float32"
@@ -101,7 +103,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check_output(path: pathlib.Path, opset: int | None) -> None:
-    _check_ending(path)
+    _check_ending("--output", path)
     if opset is not None:
         if path.suffix != ".onnx":
             raise ValueError(f"--opset={opset} is only for .onnx; a {path.suffix} file has no such version.")
@@ -111,9 +113,9 @@ def _check_output(path: pathlib.Path, opset: int | None) -> None:
     command.check_file("--output", path)
 
 
-def _check_ending(path: pathlib.Path) -> None:
+def _check_ending(name: str, path: pathlib.Path) -> None:
     if path.suffix not in FORMATS:
-        raise ValueError(f"--output={path}: the ending selects the format and must be {' or '.join(FORMATS)}.")
+        raise ValueError(f"{name}={path}: the ending selects the format and must be {' or '.join(FORMATS)}.")
 
 
 def write(
@@ -138,9 +140,11 @@ def write(
       classes: names of the classes, in the order of the logits; an .onnx file stores them as JSON in its metadata.
       blocks: of a model without a head, further blocks whose patches are outputs, each after the final norm.
 
-    Raises ValueError for an unknown ending, layout or opset, images of a wrong size, or operations that cannot be
-    written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then nothing is written, and an
-    older file at `path` stays.
+    The model is written as it evaluates, also after `train()`.
+
+    Raises ValueError for an unknown ending, layout or opset, no images, images of a wrong size, or operations that
+    cannot be written; or if ONNX Runtime rejects the file, or the file deviates from the model.  Then nothing is
+    written, and an older file at `path` stays.
     """
     import jax
     import jax.numpy as jnp
@@ -149,10 +153,15 @@ def write(
 
     from equivit import kernels
     from equivit.models.inference import deployed
+    from equivit.models.model import Switched
 
     path = pathlib.Path(path)
-    _check_ending(path)
-    errors.one_of("--layout", layout, LAYOUTS)
+    _check_ending("path", path)
+    errors.one_of("layout", layout, LAYOUTS)
+    if batch is not None and batch < 1:
+        raise ValueError(f"write: batch={batch} must be positive, or None for any number of images.")
+    if isinstance(model, Switched):
+        model = model.evaluated()
     outputs, function = _function(model, image_size, blocks)
     onnx, dtype = path.suffix == ".onnx", jnp.float16 if half else jnp.float32
     shape, draw = (*image_size, model.config.input_shape[-1]), np.random.default_rng(0)
@@ -197,7 +206,7 @@ def _function(model: Any, image_size: tuple[int, int], blocks: tuple[int, ...]) 
     from equivit.models.model import check_input
     from equivit.models.segmenter.model import Segmenter
 
-    check_input(model.config, "--image_size", image_size, model.config.input_shape[-1])
+    check_input(model.config, "image_size", image_size, model.config.input_shape[-1])
     if isinstance(model, MaskedAutoencoder):
         raise ValueError("--input: a masked autoencoder cannot be exported; convert or export its encoder.")
     if isinstance(model, Segmenter) or model.head is not None:

@@ -33,9 +33,13 @@ def _pullback(arrays, slope):
     return (stored(gradient.astype(x.dtype)),)
 
 
-@with_pullback(_pullback)
 def gelu(x: jax.Array) -> jax.Array:
     """The GELU in at least float32, of an array of any shape, in its dtype; the backward pass stores x alone."""
+    return _gelu(x)  # a function, so that models that hold it can be pickled
+
+
+@with_pullback(_pullback)
+def _gelu(x: jax.Array) -> jax.Array:
     with jax.named_scope("activation"):
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)

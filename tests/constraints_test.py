@@ -5,6 +5,7 @@ import functools
 import math
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from equivit import constraints, errors
@@ -89,6 +90,12 @@ def test_integers_that_python_does_not_write_out_are_told_too():
 )
 def test_what_is_allowed(value, type_):
     constraints.check("x", value, type_)
+
+
+def test_the_numbers_of_numpy_are_numbers():
+    config = zoo.configuration("vit_pico16", num_classes=np.int64(7), image_size=[np.int32(32), 48], qkv_bias=np.True_)
+    assert config == zoo.configuration("vit_pico16", num_classes=7, image_size=(32, 48))
+    assert type(config.num_classes) is type(config.image_size[0]) is int and config.qkv_bias is True
 
 
 def test_the_nearest_is_another_value():

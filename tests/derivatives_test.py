@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import models
+from equivit import kernels, models
 from equivit.derivatives import linear, with_pullback
-from equivit.symmetry import shifts
+from equivit.layers import isotypic
+from equivit.symmetry import fields, shifts
+from equivit.symmetry.groups import OCTIC
 
 X = np.random.default_rng(0).standard_normal((2, 6, 9, 3)).astype(np.float32)
 BY = np.array([[1, 2], [5, -4]])
@@ -141,3 +143,26 @@ def test_no_map_is_scattered_into(name):
 
 
 SCATTER = '"stablehlo.scatter"'
+
+
+@pytest.mark.parametrize("name", ["gelu", "Mlp", "Attention", "LayerNorm"])
+def test_octic_layers_have_second_derivatives(name):
+    """At a width for which there are kernels: Hessian times vector in three ways, and by XLA alone."""
+    x = fields.from_dense(jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 256)), jnp.float32), OCTIC)
+    options = dict(gelu=(), Mlp=(256, 256), Attention=(256, 2), LayerNorm=(256,))[name]
+    layer = getattr(isotypic, name)
+    layer = layer(*options, group=OCTIC, rngs=nnx.Rngs(0)) if options else layer
+
+    def of(x):
+        return (layer(x).lines ** 2).sum()
+
+    def twice(x):
+        forward = jax.jvp(jax.grad(of), (x,), (x,))[1]
+        dot = jax.grad(lambda y: sum(map(jnp.vdot, jax.tree.leaves(jax.grad(of)(y)), jax.tree.leaves(x))))(x)
+        return forward, dot, jax.grad(lambda y: jax.jvp(of, (y,), (x,))[1])(x)
+
+    found = jax.jit(twice)(x)
+    with kernels.using("xla"):
+        expected = jax.jit(lambda x: jax.jvp(jax.grad(of), (x,), (x,))[1])(x)
+    for one in found:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max()), one, expected)

@@ -30,6 +30,10 @@ def test_errors_of_other_libraries_are_short():
     assert len(errors.word("a" * 10_000)) < 100
 
 
+def test_a_name_in_other_case_is_the_nearest():
+    assert errors.near("d8", ["I8", "D8"], 1) == ["D8"] and errors.near("d9", ["I8", "D8"], 1) == []
+
+
 def test_a_missing_path_is_named_with_its_neighbour_or_its_missing_directory(tmp_path):
     (tmp_path / "images.npz").touch()
     assert errors.nearest_path(tmp_path / "image.npz") == "; the nearest is 'images.npz'"

@@ -259,8 +259,19 @@ def test_an_opset_that_the_libraries_do_not_have_is_named(tmp_path, monkeypatch,
 def test_endings_and_layouts_that_there_are_not_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model.pb: the ending selects the format and must be .onnx or .stablehlo"):
         export.write(tmp_path / "model.pb", model(), SIZE)
-    with pytest.raises(ValueError, match="--layout='hwc' is not one of nhwc, nchw; the nearest is 'nhwc'"):
+    with pytest.raises(ValueError, match="layout='hwc' is not one of nhwc, nchw; the nearest is 'nhwc'"):
         export.write(tmp_path / "model.onnx", model(), SIZE, layout="hwc")
+    with pytest.raises(ValueError, match="write: batch=0 must be positive, or None for any number of images"):
+        export.write(tmp_path / "model.onnx", model(), SIZE, batch=0)
+    with pytest.raises(ValueError, match="^image_size 24x41: the width 41 is not divisible"):
+        export.write(tmp_path / "model.onnx", model(), (24, 41))
+
+
+def test_a_model_in_training_is_written_as_it_evaluates(tmp_path):
+    training = model(depth=1, drop_path=0.5)
+    training.train()
+    assert export.write(tmp_path / "model.stablehlo", training, SIZE).deviation < 1e-4
+    assert training.deterministic is False
 
 
 @needs_flatbuffers

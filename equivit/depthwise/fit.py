@@ -23,7 +23,7 @@ from equivit.depthwise import equations, replacement
 from equivit.depthwise.equations import Equations, streamed
 from equivit.layers import taps
 from equivit.layers.depthwise import BY_HEAD, KINDS, TEMPERATURES, IsotypicReplacedAttention, replace_attention
-from equivit.layers.rngs import Keys
+from equivit.models.model import rngs_of
 from equivit.models.vit.model import ViT
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
@@ -72,7 +72,7 @@ def fit(
     check_start("fit", start, kind)
     result: Any = model
     where = {one.block: one.heads for one in replacement.entries("fit", where, kind, kernel_size, form)}
-    found, rngs = {}, Keys(0) if rngs is None else rngs
+    found, rngs = {}, rngs_of("fit", rngs)
     drawn = start if start in taps.STARTS else None
     for index in where:
         options: dict[str, Any] = dict(kind=kind, form=form, kernel_size=kernel_size, start=drawn, rngs=rngs)
@@ -155,7 +155,7 @@ def _sums(model: ViT, index: int, batches: Iterable[Any], function: Callable, ne
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _step(function, index, model, new, images, weight):
     x, layout = model.embed(images)
-    x, _ = model.trunk(x, layout, stop=index)
+    x, _ = model.evaluated().trunk(x, layout, stop=index)
     block = model.blocks[index]
     return function(block.attention, new, block.norm1(x), layout, weight)
 

@@ -17,8 +17,8 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.rngs import Keys
-from equivit.models.model import ModelModule
-from equivit.models.reconfiguration import Changes, reconfigure
+from equivit.models.model import ModelModule, rngs_of
+from equivit.models.reconfiguration import Changes, reconfigure, switched_as
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
 from equivit.models.vit.replaced import Replaced, as_replaced
@@ -82,7 +82,7 @@ def replace(
     if twice := sorted(set(where) & {one.block for one in config.replaced}):
         raise ValueError(f"replace: block {twice[0]} is already replaced; start from the original model.")
     config = dataclasses.replace(config, replaced=(*config.replaced, *added))
-    rngs = Keys(0) if rngs is None else rngs
+    rngs = rngs_of("replace", rngs)
     tensors = logical.to_logical(model, nnx.Variable)
     for one in config.replaced:
         if one.block in where:
@@ -90,7 +90,8 @@ def replace(
             options: dict[str, Any] = dict(form=form, kernel_size=kernel_size, heads=one.heads, start=start, rngs=rngs)
             new = logical.to_logical(replace_attention(attention, kind, **options), nnx.Variable)
             tensors |= {f"blocks.{one.block}.attention.{name}": tensor for name, tensor in new.items()}
-    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
+    new = logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
+    return switched_as(model, new)
 
 
 def backbone(model: ModelModule) -> ModelModule:

@@ -145,7 +145,9 @@ def select(scores: np.ndarray, number: int, order: str = "lowest", seed: int = 0
     scores = np.asarray(scores, np.float64)
     finite = np.argwhere(np.isfinite(scores))
     if not 0 <= number <= len(finite):
-        raise ValueError(f"select: {number=} must be at most {len(finite)}, the scores that are finite.")
+        raise ValueError(
+            f"select: {number=} must be at most {len(finite)}, the number of finite scores, and at least 0."
+        )
     if order == "random":
         selected = np.random.default_rng(seed).permutation(len(finite))[:number]
     else:

@@ -1,4 +1,7 @@
-"""Layers, one family per file; each is a drop-in replacement for the dense layer of the same name."""
+"""Layers, one family per file.
+
+A layer has the role of the dense layer of the same name.  Those of `isotypic.py` take a `group` and map fields.
+"""
 
 import equivit
 

@@ -25,9 +25,9 @@ class BatchNorm(nnx.Module):
       rngs: unused; nothing is drawn.
 
     Raises:
-      ValueError: with `train`, groups that do not divide the first axis of x, groups of one entry, which have no
-        variance, or a call within a traced function outside `batch_stats.recording`, which would lose the running
-        statistics.
+      ValueError: with `train`, groups that do not divide the first axis of x, groups of fewer than two entries, which
+        have no variance, or a call within a traced function outside `batch_stats.recording`, which would lose the
+        running statistics.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BatchNorm(nnx.Module):
                 mean, variance = self.mean[...], self.variance[...]
             y = (y - mean) * jax.lax.rsqrt(variance + self.eps)
             y = y if self.scale is None or self.bias is None else y * self.scale[...] + self.bias[...]
-            return y.reshape(x.shape).astype(x.dtype)
+            return y.reshape(x.shape).astype(x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else y.dtype)
 
     def affine(self) -> tuple[jax.Array, jax.Array]:
         """The factor and shift [C] that the running statistics amount to: y = factor x + shift."""
@@ -78,10 +78,10 @@ class BatchNorm(nnx.Module):
     def _measured(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of each group, [groups, 1, C]."""
         count = y.shape[1]
-        if count == 1:
+        if count < 2:
             raise ValueError(
-                f"BatchNorm: a channel has 1 entry in a group (groups={self.groups}), which has no variance to train "
-                "with; take more images in a micro-batch, or fewer groups."
+                f"BatchNorm: a channel has {'1 entry' if count else 'no entries'} in a group (groups={self.groups}), "
+                "which has no variance to train with; take more images in a micro-batch, or fewer groups."
             )
         mean, variance = y.mean(1, keepdims=True), y.var(1, keepdims=True)
         unbiased = variance * (count / (count - 1))

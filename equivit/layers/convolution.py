@@ -40,8 +40,8 @@ class Conv(nnx.Module):
       init: draws the kernel [kh, kw, in_channels / groups, width]; by default PyTorch's uniform.
 
     Raises:
-      ValueError: an unknown mode, groups that do not divide both numbers of channels, or a map that is smaller than the
-        kernel.
+      ValueError: a kernel, stride or padding that is no pair, an unknown mode, groups that do not divide both numbers
+        of channels, a map of other channels, or one smaller than the kernel.
     """
 
     def __init__(
@@ -59,6 +59,10 @@ class Conv(nnx.Module):
         rngs: nnx.Rngs,
     ):
         errors.one_of(f"{type(self).__name__}: mode", mode, MODES)
+        for option, pair in dict(kernel=kernel, stride=stride, padding=padding).items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                name = f"{type(self).__name__}: {option}={errors.shown(pair)}"
+                raise ValueError(f"{name} must be a pair (rows, columns), such as (3, 3).")
         both = math.gcd(in_channels, width)
         errors.divides(f"{type(self).__name__}: groups", groups, both, f"{in_channels=} and {width=}")
         shape = (*kernel, in_channels // groups, width)

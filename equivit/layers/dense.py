@@ -21,13 +21,13 @@ from equivit import errors
 from equivit.kernels.attention import attend, self_attention, side_by_side, split_heads, weights
 from equivit.kernels.gelu import gelu
 from equivit.kernels.product import Map, linear
-from equivit.layers.grid import Layout
+from equivit.layers.grid import Layout, check_images
 
 # The official codes truncate this normal at +-2, which is 100 standard deviations and has no effect.
 WEIGHT_INIT = nnx.initializers.normal(0.02)
 
 
-def xavier_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def xavier_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any = float) -> jax.Array:
     """Xavier's uniform for maps [..., in, out]; leading axes hold maps of their own, such as one for each irrep."""
     return nnx.initializers.xavier_uniform(batch_axis=tuple(range(len(shape) - 2)))(key, shape, dtype)
 
@@ -110,7 +110,8 @@ def _normalised(eps: float, x: jax.Array, vectors: tuple[jax.Array, jax.Array] |
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         y = y - y.mean(-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-        return (y if vectors is None else y * vectors[0] + vectors[1]).astype(x.dtype)
+        dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else y.dtype
+        return (y if vectors is None else y * vectors[0] + vectors[1]).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +299,9 @@ class PatchEmbed(nnx.Module):
       bias: whether there is one.
       init: draws the kernel as a matrix [ph pw in_channels, width]; None: PyTorch's uniform for convolutions, which the
         bias always uses.
+
+    Raises:
+      ValueError: images that `grid.check_images` refuses.
     """
 
     def __init__(
@@ -320,6 +324,7 @@ class PatchEmbed(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         with jax.named_scope("linear"):
             kernel = self.kernel[...]
+            check_images(images, kernel.shape[-2], self.patch_size)
             patches = patchify(images, self.patch_size).astype(kernel.dtype)
             kernel = kernel.reshape(-1, kernel.shape[-1])
             if self.bias is None:

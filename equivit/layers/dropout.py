@@ -20,6 +20,9 @@ def dropout(x: Tokens, rate: Rate, key: Key) -> Any:
     """Zero each entry with probability `rate` and divide the others by 1 - rate; `key=None` returns x.
 
     The two rows of E are zeroed together, which keeps the symmetry.  A traced rate may be 0, which keeps all entries.
+
+    Raises:
+      ValueError: a known rate that is not at least 0 and below 1.
     """
     if key is None or is_zero(rate):
         return x
@@ -35,7 +38,7 @@ def dropout(x: Tokens, rate: Rate, key: Key) -> Any:
 
 def drop_channels(x: jax.Array, rate: float, key: Key) -> jax.Array:
     """Zero each channel of a map [B, h, w, C] with probability `rate`, and divide the others by 1 - rate."""
-    if key is None:
+    if key is None or is_zero(rate):
         return x
     return rescaled(x, jax.random.bernoulli(key, 1 - rate, (len(x), 1, 1, x.shape[-1])), rate)
 
@@ -46,5 +49,8 @@ def rescaled(x: jax.Array, kept: jax.Array, rate: Rate) -> jax.Array:
 
 
 def is_zero(rate: Rate) -> bool:
-    """Whether a rate is known to be 0."""
-    return isinstance(rate, float | int) and not rate
+    """Whether a rate is known to be 0; ValueError for a known rate that is not at least 0 and below 1."""
+    known = isinstance(rate, float | int)
+    if known and not 0 <= rate < 1:
+        raise ValueError(f"dropout: rate={rate} must be at least 0 and below 1.")
+    return known and not rate

@@ -71,8 +71,8 @@ def check_array(name: str, value, axes: str) -> None:
 
 def check_images(images: jax.Array, in_channels: int, patch_size: tuple[int, int]) -> tuple[int, int]:
     """The token grid of images [*B, H, W, C]; ValueError for a wrong rank, type, channel count or size."""
-    check_array("images", images, f"[*B, H, W, {in_channels}]")
-    if images.ndim < 4 or images.shape[-1] != in_channels:
+    if getattr(images, "ndim", 0) < 4 or images.shape[-1] != in_channels:
+        check_array("images", images, f"[*B, H, W, {in_channels}]")
         raise ValueError(f"images {images.shape} must be [*B, H, W, {in_channels}].")
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise ValueError(

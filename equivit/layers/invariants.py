@@ -2,7 +2,7 @@
 
 Each maps a field to a dense array [*B, N, out_features] token by token.  The token axis is optional: a field averaged
 over its tokens, [4, *B, C], is mapped to [*B, out_features].  Those that learn nothing leave `rngs` unused.  Inputs
-other than fields of their group raise ValueError.
+other than fields of their group and width raise ValueError.
 """
 
 import functools
@@ -28,7 +28,7 @@ class InvariantComponent(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, absolute: bool = True, rngs: nnx.Rngs | None = None):
         self.out_features, self.absolute = channels("Linear invariant", width, group), absolute
-        self.group = group
+        self.group, self.width = group, width
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -43,7 +43,7 @@ class PowerSpectrum(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = channels("PowerSpectrum", width, group) * sum(len(i.seeds) for i in group.irreps)
-        self.group = group
+        self.group, self.width = group, width
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -56,7 +56,7 @@ class TripleCorrelation(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = 15 * _octic_channels("TripleCorrelation", width, group)
-        self.group = group
+        self.group, self.width = group, width
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -70,7 +70,7 @@ class Polynomial(nnx.Module):
 
     def __init__(self, width: int, *, group: Group, rngs: nnx.Rngs | None = None):
         self.out_features = 32 * _octic_channels("Polynomial", width, group)
-        self.group = group
+        self.group, self.width = group, width
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -87,7 +87,7 @@ class MaxFiltering(nnx.Module):
     """
 
     def __init__(self, width: int, *, group: Group, references: int | None = None, rngs: nnx.Rngs):
-        self.out_features, self.group = references or 2 * width, group
+        self.out_features, self.group, self.width = references or 2 * width, group, width
         y = jax.random.normal(rngs.params(), (self.out_features, width))
         channels("MaxFiltering", width, group)
         self.references = nnx.Param(y / jnp.linalg.norm(y, axis=-1, keepdims=True), product=True)
@@ -111,7 +111,7 @@ class Canonisation(nnx.Module):
         channels("Canonisation", width, group)
         y = jax.random.normal(rngs.params(), (width,))
         self.reference = nnx.Param(y / jnp.linalg.norm(y))
-        self.out_features, self.group = width, group
+        self.out_features, self.group, self.width = width, group, width
 
     def __call__(self, x: Isotypic) -> jax.Array:
         _check(self, x)
@@ -143,8 +143,11 @@ def create(kind: str, width: int, *, group: Group, rngs: nnx.Rngs) -> Any:
 
 
 def _check(layer: Any, x: Any) -> None:
+    name = type(layer).__name__
     if not isinstance(x, Isotypic) or x.group is not layer.group:
-        raise fields.not_a_field(type(layer).__name__, x, layer.group)
+        raise fields.not_a_field(name, x, layer.group)
+    if x.shape[-1] != layer.width:
+        raise ValueError(f"{name}: x of shape {list(x.shape)} has width {x.shape[-1]}; the layer reads {layer.width}.")
 
 
 def _octic_channels(name: str, width: int, group: Group) -> int:
@@ -157,9 +160,10 @@ def _octic_channels(name: str, width: int, group: Group) -> int:
 
 def _norm(rows: jax.Array) -> jax.Array:
     """Norm over the leading axis, with gradient 0 at zero, as in an initial class token."""
-    squares = jnp.square(rows).sum(0)
+    wide = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))  # squares overflow and underflow in float16
+    squares = jnp.square(wide).sum(0)
     zero = squares == 0
-    return jnp.where(zero, squares, jnp.sqrt(jnp.where(zero, jnp.ones_like(squares), squares)))
+    return jnp.where(zero, squares, jnp.sqrt(jnp.where(zero, jnp.ones_like(squares), squares))).astype(rows.dtype)
 
 
 def _components(x: Isotypic) -> tuple[jax.Array, ...]:

@@ -24,14 +24,16 @@ from equivit.kernels.norm import Norm, fork, normalise, standardise
 from equivit.kernels.octic_linear_gelu import octic_feed_forward
 from equivit.layers import dense
 from equivit.layers.dense import WEIGHT_INIT, patchify, uniform, unpatchify
-from equivit.layers.grid import Layout
+from equivit.layers.grid import Layout, check_images
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 
 def channels(name: str, width: int, group: Group) -> int:
-    """Channels per component, width / order; ValueError if the order does not divide the width."""
+    """Channels per component, width / order; ValueError if it is no integer or `group` is no group."""
+    if not isinstance(group, Group):
+        raise ValueError(f"{name}: group={errors.shown(group)} must be groups.OCTIC or groups.FLIP.")
     if width % group.order:
         raise ValueError(
             f"{name}: width {width} must be divisible by {group.order}, the order of the {group.name} group; "
@@ -41,9 +43,12 @@ def channels(name: str, width: int, group: Group) -> int:
 
 
 def check(name: str, x: Any, layer: Any) -> None:
-    """Raise ValueError unless x is a field of the group of `layer`, which has `lines` and maybe `planes`."""
+    """Raise ValueError unless x is a field of the group and width of `layer`, with `lines` [i, C, ...] and `planes`."""
     if not isinstance(x, Isotypic) or (x.planes is None) != (layer.planes is None):
         raise fields.not_a_field(name, x, FLIP if layer.planes is None else OCTIC)
+    if x.lines.shape[-1] != layer.lines.shape[1]:
+        width = layer.lines.shape[1] * x.group.order
+        raise ValueError(f"{name}: x of shape {list(x.shape)} has width {x.shape[-1]}; the layer reads width {width}.")
 
 
 def line_names(group: Group) -> tuple[str, ...]:
@@ -236,7 +241,8 @@ class Attention(nnx.Module):
     width / num_heads channels.
 
     Raises:
-      ValueError: a head's channels are not divisible by the order of the group.
+      ValueError: `num_heads` is not a positive integer, or a head's channels are not divisible by the order of the
+        group.
     """
 
     MAPS = "qkv", "proj"  # the first and the last
@@ -251,6 +257,12 @@ class Attention(nnx.Module):
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
+        channels("Attention", width, group)
+        if not isinstance(num_heads, int) or num_heads < 1:
+            raise ValueError(
+                f"Attention: num_heads={errors.shown(num_heads)} must be a positive integer; times {group.order}, the "
+                f"order of the {group.name} group, it must divide {width=}."
+            )
         unit = num_heads * group.order
         if width % unit:
             raise ValueError(
@@ -295,7 +307,7 @@ class PatchEmbed(nnx.Module):
 
     Raises:
       ValueError: the patch cannot be folded: OCTIC needs a square patch of even side, at least 4 (at 2 pixels the
-        kernels of A2 and B1 vanish); FLIP an even patch width.
+        kernels of A2 and B1 vanish); FLIP an even patch width.  Or images that `grid.check_images` refuses.
     """
 
     def __init__(
@@ -340,6 +352,7 @@ class PatchEmbed(nnx.Module):
     def __call__(self, images: jax.Array) -> Isotypic:
         with jax.named_scope("linear"):
             full = self.kernels()
+            check_images(images, full.lines.shape[-2], self.patch_size)
             patches = patchify(images, self.patch_size).astype(full.dtype)
             size = patches.shape[-1]
             y = jax.tree.map(lambda k: jnp.einsum("...p,ipc->i...c", patches, k.reshape(len(k), size, -1)), full)
@@ -413,6 +426,7 @@ class Unpatchify(nnx.Module):
         init: Initializer = WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
+        channels("Unpatchify", width, group)
         self.domain = fundamental_domain(patch_size, group)
         pixels = math.prod(self.domain) * out_channels * group.order
         self.linear = Linear(width, pixels, group=group, copies=copies, init=init, rngs=rngs)

@@ -10,10 +10,11 @@ import numpy as np
 
 
 def bilinear(x: jax.Array, size: tuple[int, int], *, circular: bool = False) -> jax.Array:
-    """Linear interpolation along both axes: [*B, h, w, C] -> [*B, H, W, C].
+    """Linear interpolation along both axes: [*B, h, w, C] -> [*B, H, W, C]; maps of integers become floats.
 
     Beyond the outer centres the border value is repeated, or with `circular` the map wraps around.
     """
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
     for axis, length in zip((-3, -2), size, strict=True):
         if x.shape[axis] != length:
             x = _linear(x, axis, length, circular)

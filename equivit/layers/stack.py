@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import itertools
 import operator
@@ -12,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import core
 
 from equivit import errors
+from equivit.kernels.dispatch import AUTO
 from equivit.layers.batch_stats import check_taken, recording
 from equivit.layers.dropout import Key
 from equivit.layers.grid import Layout
@@ -52,8 +55,8 @@ class Stack(nnx.Module):
     """Blocks 0, 1, ..., grouped into runs of blocks of the same structure.
 
     Each run is one block whose parameters have a leading axis over the blocks of the run.  It is applied by `lax.scan`,
-    so depth adds no compile time.  `stack[i]` is block i; `stack.replace(i, block)` replaces it by a block of any
-    structure.
+    so depth adds no compile time.  `stack[i]` is a copy of block i.  To edit a block, write it back: `model.blocks =
+    model.blocks.replace(i, block)`, which takes a block of any structure.
 
     A block is called as `block(x, layout, *shared, rate=, train=, key=)`, with `phase=` too if blocks alternate:
 
@@ -156,59 +159,65 @@ class Stack(nnx.Module):
           carry: the value for the first block.
           key: block i always gets `fold_in(key, i)`, so the result does not depend on how the blocks are divided into
             runs or calls.  None disables dropout and stochastic depth.
+
+        Raises:
+          IndexError: start or stop is out of range.
+          ValueError: a scanned block changes the shape or the dtype of x.
         """
-        stop = len(self) if stop is None else stop
-        options = dict(phases=phases, layout=layout, shared=shared, fold=fold, train=train, key=key)
-        block = functools.partial(_call, use=self.use, **options)
-        for run, begin, end, period in self._segments(start, stop, phases):
-            x, carry = self.apply(run, begin, end, period, (x, carry), rates, block)
+        depth = sum(self.lengths)
+        stop = depth if stop is None else stop
+        if start < 0 or stop > depth:
+            raise IndexError(f"Stack: start={start} and stop={stop} must lie between 0 and {depth}, the blocks.")
+        block = _Block(self.use, layout, phases, fold, train, shared, key)
+        for run, offset, begin, end, period in self._segments(start, stop, phases):
+            x, carry = self.apply(run, offset, begin, end, period, (x, carry), rates, block)
         return x, carry
 
     def _segments(self, start, stop, phases):
-        """(run, begin, end, period) of each scan; one step applies `period` blocks."""
-        first = 0
+        """(run, offset in the run, begin, end, period) of each scan; one step applies `period` blocks."""
+        first, found = 0, []
         for run, length in enumerate(self.lengths):
             begin, end = max(start, first), min(stop, first + length)
             whole = begin + max(end - begin, 0) // phases * phases
             if begin < whole:
-                yield run, begin, whole, phases
+                found.append((run, begin - first, begin, whole, phases))
             if whole < end:
-                yield run, whole, end, end - whole
+                found.append((run, whole - first, whole, end, end - whole))
             first += length
+        return found
 
-    def apply(self, run, begin, end, period, carried, rates, block):
+    def apply(self, run, offset, begin, end, period, carried, rates, block):
         """x and the carry after blocks begin <= i < end of a run, `period` of them in a step."""
-        taken = recording() if block.keywords["train"] else contextlib.nullcontext()
-        offset, length = begin - self.spans[run][0], self.lengths[run]
+        taken = recording() if block.train else contextlib.nullcontext()
+        length = self.lengths[run]
         chosen, part = slice(offset, offset + end - begin), self.runs[run]
         if end - begin == 1:
             step = (begin, None if rates is None else rates[begin], jax.tree.map(lambda a: a[offset], part))
             with taken, jax.named_scope(f"blocks.{begin}"):
-                carried, changed = self._with_remat(functools.partial(block, phase=begin), True, part)(carried, step)
-            _write(part, {name: value[None] for name, value in changed.items()}, chosen)
+                policy, body = self._policy(True, part), functools.partial(block, phase=begin)
+                body = body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=True)
+                carried, changed = body(carried, step)
+            if changed:
+                _write(part, {name: value[None] for name, value in changed.items()}, chosen)
             return carried
         part = part if end - begin == length else jax.tree.map(lambda a: a[chosen], part)
         steps = (jnp.arange(begin, end), None if rates is None else jnp.asarray(rates[begin:end]), part)
-        body = functools.partial(block, phase=begin)
         if period > 1:
             steps = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), steps)
-            body = functools.partial(_several, block, begin, period)
         unroll = _UNROLL.get() if self.unroll is None else self.unroll
-        loop = functools.partial(_written_out, begin=begin, period=period) if unroll else jax.lax.scan
+        options: Any = dict(begin=begin, period=period, policy=self._policy(unroll, part), unroll=unroll)
         with taken, contextlib.nullcontext() if unroll else jax.named_scope(f"blocks.{begin}-{end - 1}"):
-            body = self._with_remat(body, unroll, part)
-            carried, changed = loop(body, carried, steps, length=(end - begin) // period)
+            carried, changed = _looped(block, carried, steps, **options)
         if period > 1:
             changed = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), changed)
-        _write(self.runs[run], changed, None if end - begin == length else chosen)
+        if changed:
+            _write(self.runs[run], changed, None if end - begin == length else chosen)
         return carried
 
-    def _with_remat(self, body: Callable, unrolled: bool, part: nnx.Module) -> Callable:
-        policy = REMAT[self.remat]
-        if policy is None and self.use is not None and not unrolled:
-            parameters = frozenset(_size(a.shape[1:]) for a in jax.tree.leaves(part))
-            policy = functools.partial(_depends_on_tokens, parameters)
-        return body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=unrolled)
+    def _policy(self, unrolled: bool, part: nnx.Module) -> Callable | None:
+        if self.remat == "none" and self.use is not None and not unrolled:
+            return _DependsOnTokens(frozenset(_size(a.shape[1:]) for a in jax.tree.leaves(part)))
+        return REMAT[self.remat]
 
     def check(self, *indices: int) -> None:
         """Raise IndexError for an index out of range."""
@@ -277,44 +286,97 @@ def check_blocks(name: str, blocks: Any, depth: int) -> None:
             raise IndexError(f"{name}: there is no block {index}; the blocks are 0 to {depth - 1}.")
 
 
-def _depends_on_tokens(parameters, primitive, *operands, **_):
+@dataclasses.dataclass(frozen=True)
+class _DependsOnTokens:
     """The policy of "none" in a scan: what is computed from parameters alone is computed again.
 
     Kept, a scan would stack it: a second copy of all parameters, rounded or multiplied.
     """
-    return not {_size(a.shape) for a in operands} <= parameters | {()}
+
+    parameters: frozenset
+
+    def __call__(self, primitive, *operands, **_):
+        return not {_size(a.shape) for a in operands} <= self.parameters | {()}
 
 
 def _size(shape):
     return tuple(n for n in shape if n > 1)
 
 
-def _call(carried, step, *, phase, phases, use, layout, shared, fold, train, key):
-    """One block as the body of `lax.scan`: x and the carry, then the changed variables."""
-    (x, carry), (index, rate, block) = carried, step
-    block = block if use is None else use(block)
-    key = None if key is None else jax.random.fold_in(key, index)
-    options: dict[str, Any] = dict(rate=0.0 if rate is None else rate, train=train, key=key)
-    options |= dict(phase=phase % phases) if phases > 1 else {}
-    carry = carry if fold is None else fold(carry, index, block, x)
-    before = _state(block)
-    x = block(x, layout, *shared, **options)
-    after = _state(block)
-    if new := after.keys() - before.keys():
-        raise ValueError(
-            f"Stack: {type(block).__name__} created {sorted(new)} when called; create variables in __init__."
-        )
-    return (x, carry), {name: value for name, value in after.items() if value is not before[name]}
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("shared", "key"),
+    meta_fields=("use", "layout", "phases", "fold", "train"),
+)
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """How the blocks of a call run; a pytree, whose structure is part of the key of a compiled scan."""
+
+    use: Callable[[Any], Any] | None
+    layout: Layout | None
+    phases: int
+    fold: Fold | None
+    train: bool
+    shared: tuple
+    key: Key
+
+    def __call__(self, carried, step, *, phase, scanned=False):
+        """One block: x and the carry, then the changed variables."""
+        (x, carry), (index, rate, block) = carried, step
+        block = block if self.use is None else self.use(block)
+        key = None if self.key is None else jax.random.fold_in(self.key, index)
+        options: dict[str, Any] = dict(rate=0.0 if rate is None else rate, train=self.train, key=key)
+        options |= dict(phase=phase % self.phases) if self.phases > 1 else {}
+        carry = carry if self.fold is None else self.fold(carry, index, block, x)
+        before = _state(block)
+        y = block(x, self.layout, *self.shared, **options)
+        pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=False)
+        if scanned and any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
+            raise _changes_x(block, x, y)
+        after = _state(block)
+        if new := after.keys() - before.keys():
+            raise ValueError(
+                f"Stack: {type(block).__name__} created {sorted(new)} when called; create variables in __init__."
+            )
+        return (y, carry), {name: value for name, value in after.items() if value is not before[name]}
 
 
-def _written_out(body, carried, steps, length, *, begin, period):
+def _looped(block, carried, steps, *, begin, period, policy, unroll):
+    """x and the carry after all steps of `period` blocks, from block `begin` on, and the changed variables."""
+    leaves = jax.tree.leaves((block, carried, steps))
+    eager = all(not isinstance(a, core.Tracer) or a.to_concrete_value() is not None for a in leaves)
+    if eager and not unroll and block.fold is None:  # a fold is a new function at each call
+        return _compiled(block, carried, steps, begin=begin, period=period, policy=policy, using=AUTO.get())
+    block = functools.partial(block, scanned=not unroll)
+    body = functools.partial(block, phase=begin) if period == 1 else functools.partial(_several, block, begin, period)
+    body = body if policy is None else jax.checkpoint(body, policy=policy, prevent_cse=unroll)
+    return _written_out(body, carried, steps, begin, period) if unroll else jax.lax.scan(body, carried, steps)
+
+
+# For arrays that have values, also under `jax.grad`: JAX would compile each scan again, as its body is a new function.
+# In a traced function a scan is traced where it stands: a cached trace would not see what `using` changes.
+@functools.partial(jax.jit, static_argnames=("begin", "period", "policy", "using"))
+def _compiled(block, carried, steps, *, using, **options):
+    return _looped(block, carried, steps, unroll=False, **options)
+
+
+def _changes_x(block, x, y) -> ValueError:
+    """The error of a block in a scan that maps x to a y of another shape or dtype."""
+    before, after = (", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(z)) for z in (x, y))
+    return ValueError(
+        f"Stack: {type(block).__name__} maps x, {before}, to {after}; blocks in a scan must keep the shape and the "
+        "dtype: cast x to the dtype of the result first."
+    )
+
+
+def _written_out(body, carried, steps, begin, period):
     """`jax.lax.scan` without its loop.  One split gives all rows, so its gradient is one array, not a sum of many.
 
     Args:
       begin, period: the first block, and the blocks in a step, for the names in a trace.
     """
     leaves, structure = jax.tree.flatten(steps)
-    rows = [[row.squeeze(0) for row in jnp.split(leaf, length)] for leaf in leaves]
+    rows = [[row.squeeze(0) for row in jnp.split(leaf, len(leaf))] for leaf in leaves]
     seen = []
     for first, row in zip(itertools.count(begin, period), zip(*rows, strict=True), strict=False):
         with jax.named_scope(f"blocks.{first}" if period == 1 else f"blocks.{first}-{first + period - 1}"):
@@ -340,8 +402,6 @@ def _state(module: nnx.Module) -> dict[str, jax.Array]:
 
 def _write(run, values, chosen: slice | None):
     """Write `values` to the variables of a run, or to their rows `chosen`."""
-    if not values:
-        return
 
     def written(path, variable):
         new, old = values.get(".".join(map(str, path))), variable.get_value()

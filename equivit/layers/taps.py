@@ -28,7 +28,7 @@ def drawn(start: str, key: jax.Array, kernel_size: int, number: int) -> jax.Arra
         return jax.random.uniform(key, shape, minval=-1 / kernel_size, maxval=1 / kernel_size)
     line = np.exp(-np.square(np.arange(kernel_size) - kernel_size // 2) / 2)
     blur = np.outer(line, line) / line.sum() ** 2
-    return jnp.broadcast_to(jnp.asarray(blur, jnp.float32)[..., None], shape)
+    return jnp.broadcast_to(jnp.asarray(blur, float)[..., None], shape)
 
 
 def check_start(name: str, start: str | None, kind: str) -> None:

@@ -17,7 +17,7 @@ from equivit.constraints import OneOf
 from equivit.layers.grid import Frame
 from equivit.layers.polyphase import corner_norms, embedding_norms, lattice_norms
 from equivit.models.model import ModelModule
-from equivit.models.reconfiguration import reconfigure
+from equivit.models.reconfiguration import check_model, reconfigure
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 from equivit.symmetry.views import oriented_hashes
@@ -125,9 +125,7 @@ def adapt(model: ModelModule, **options) -> ModelModule:
     Raises:
       ValueError: not a model, a family without an adaptive version, or an unknown option.
     """
-    if not hasattr(model, "config"):
-        name = errors.shown(model) if isinstance(model, str) else "'swin_t'"
-        raise ValueError(f"adapt: {errors.shown(model)} is not a model; give one, such as models.create({name}).")
+    check_model("adapt", model)
     fields = [field.name for field in dataclasses.fields(model.config)]
     if "adaptive" not in fields:
         raise ValueError(

@@ -200,7 +200,8 @@ class MaskedAutoencoder(nnx.Module):
         """Predicted pixels of all patches, [*B, N, ph pw C], of images [*B, H, W, C] of any size.
 
         Args:
-          keep: int [*B, K], indices of the patches that the encoder sees, row by row over the grid.
+          keep: int [*B, K], indices of the patches that the encoder sees, row by row over the grid.  They must be
+            distinct and lie between 0 and N - 1, which is not checked.
           key, train: of the encoder, as in `Model`, like the errors.
         """
         grid = check_images(images, self.config.encoder.in_channels, self.config.encoder.patch_size)

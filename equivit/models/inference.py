@@ -19,6 +19,7 @@ up to rounding.  If a fold would not be exact, as with a shift before zero paddi
 Only softmax, layer norm and batch norm are computed differently; they agree with the model up to rounding.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,7 @@ def _with_parts(module: Any, replacement: Callable[[Any], Any]) -> Any:
 def deployed(model: ModelModule, image_size: tuple[int, int]) -> ModelModule:
     """Copy the model in the forms above, for images of `image_size` (height, width), without drop path or masks.
 
+    The copy is for images of this size alone; a ViT refuses others.
     The exported parameters are `nnx.state(deployed(model, size), nnx.Param)`.
 
     Raises:
@@ -110,7 +112,7 @@ def deployed_part(module: Any, grid: Any) -> Any:
         case ViT():
             module.mask_token = None
             if module.position is not None:
-                module.position = nnx.data(Table(module.position(grid)))  # a sin-cos table was static
+                module.position = nnx.data(Table(module.position(grid), grid))  # a sin-cos table was static
     return _with_parts(module, lambda part: deployed_part(part, grid))
 
 
@@ -179,19 +181,26 @@ class Blocks(Stack):
         self.check(index)
         return self.blocks[index]
 
-    def apply(self, run, begin, end, period, carried, rates, block):
+    def apply(self, run, offset, begin, end, period, carried, rates, block):
+        block = dataclasses.replace(block, train=False, key=None)
         for i in range(begin, end):
-            carried, _ = block(carried, (i, None, self.blocks[i]), phase=i, train=False, key=None)
+            carried, _ = block(carried, (i, None, self.blocks[i]), phase=i)
         return carried
 
 
 class Table(nnx.Module):
     """The positions for one grid, with the interface of the module that computed them."""
 
-    def __init__(self, positions: Any):
-        self.positions = nnx.Param(positions)  # an array, or a field
+    def __init__(self, positions: Any, grid: tuple[int, int]):
+        self.positions, self.grid = nnx.Param(positions), grid  # positions are an array, or a field
 
     def __call__(self, grid: tuple[int, int]) -> Any:
+        if grid != self.grid:
+            (h, w), (height, width) = self.grid, grid
+            raise ValueError(
+                f"deployed: the model has the positions of {h}x{w} patches, and these images have {height}x{width}; "
+                "call deployed again with their size."
+            )
         return self.positions.get_value()
 
 

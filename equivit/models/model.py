@@ -8,8 +8,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from equivit import errors
 from equivit.layers.dropout import Key
 from equivit.layers.grid import check_grid
+from equivit.layers.rngs import Keys
 from equivit.layers.stack import Indices
 from equivit.models.features import Features
 
@@ -66,6 +68,8 @@ class Switched(nnx.Module):
     | `train()`   | required by a model with dropout or drop path | True     |
     | `eval()`    | ignored                                       | as given |
 
+    Methods that take neither, such as `selections`, compute as after `eval()`.
+
     Attributes:
       deterministic, use_running_average: set by Flax; None before.
     """
@@ -87,6 +91,14 @@ class Switched(nnx.Module):
                 "nnx.Rngs or a key of jax.random.key, or call eval() first."
             )
         return None if self.deterministic else key, train or self.use_running_average is False
+
+    def evaluated(self) -> Any:
+        """The model; after `train()`, a copy after `eval()`."""
+        if self.deterministic is not False and self.use_running_average is not False:
+            return self
+        copy = jax.tree.map(lambda leaf: leaf, self)  # the model itself stays in training
+        copy.eval()
+        return copy
 
 
 ModelModule = Any  # an `nnx.Module` that is also a Model; Python has no intersection types
@@ -131,6 +143,17 @@ def check_input(config: Config, name: str, size: tuple[int, ...], channels: int)
         check_grid(size, patch, name)
     if getattr(config, "parts", ()) and (check_torus := getattr(config, "check_torus", None)):
         check_torus(size)
+
+
+def rngs_of(name: str, rngs: Any) -> nnx.Rngs:
+    """The generators given to a function, by default of seed 0; ValueError unless they draw parameters."""
+    if rngs is None:
+        return Keys(0)
+    if not isinstance(rngs, nnx.Rngs):
+        raise ValueError(f"{name}: rngs={errors.shown(rngs)} must be an nnx.Rngs, such as nnx.Rngs(0).")
+    if not hasattr(rngs, "params"):
+        raise ValueError(f"{name}: rngs have neither a default nor a params stream; give nnx.Rngs(0).")
+    return rngs
 
 
 def check_head(model: Any) -> None:

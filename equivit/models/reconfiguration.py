@@ -10,8 +10,9 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.layers.position import Position
 from equivit.layers.rngs import Keys
-from equivit.models.model import Config, ModelModule
+from equivit.models.model import Config, ModelModule, rngs_of
 
+HEADS = ("head.", "decoder.logits.", "auxiliary.logits.")  # the last two are a segmenter's
 SHOWN = 4  # names listed in each part of a report
 
 
@@ -20,7 +21,7 @@ class Changes(NamedTuple):
 
     Attributes:
       resized: positions resized to another grid, or converted to another kind of distances or another family.
-      drawn: new tensors, and a head of another shape, initialised at random.
+      drawn: new tensors, and heads of another shape, initialised at random.
       dropped: tensors that the new model lacks.
     """
 
@@ -50,14 +51,16 @@ def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -
         model, changes = reconfigure(model, class_token=False, pool="mean", num_classes=10)
 
     Positions are resized to the new grid, antialiased if the old or the new configuration has `position_antialias`, and
-    with the `position_offset` of the new one.  A head of another shape and tensors that the old model lacks are
-    initialised at random.  Tensors that the new model lacks are dropped.
+    with the `position_offset` of the new one.  Heads of another shape, also a segmenter's, and tensors that the old
+    model lacks are initialised at random.  Tensors that the new model lacks are dropped.  The new model stays in
+    training or evaluation, as `train()` or `eval()` left the old one.
 
     Args:
       rngs: initialises new tensors; seed 0 if None.
 
     Raises:
-      ValueError: an unknown field, incompatible values, or a tensor whose shape changes, for example with the width.
+      ValueError: not a model with arrays, an unknown field, incompatible values, or a tensor whose shape changes, for
+        example with the width.
     """
     return _built("reconfigure", model, fields, rngs, draw=False)
 
@@ -85,6 +88,12 @@ def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tup
 
 def _built(name: str, model: ModelModule, fields: dict[str, Any], rngs: nnx.Rngs | None, *, draw: bool):
     """The model with some fields replaced, and the changes."""
+    check_model(name, model)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model)):
+        raise ValueError(
+            f"{name}: this {type(model).__name__} has shapes instead of arrays; give a model of models.create, or call "
+            f"{name} under jax.eval_shape."
+        )
     old: Any = model.config
     known = [field.name for field in dataclasses.fields(old)]
     for field in fields:
@@ -96,8 +105,22 @@ def _built(name: str, model: ModelModule, fields: dict[str, Any], rngs: nnx.Rngs
     config = dataclasses.replace(old, **fields)
     tensors, changes = fitting_tensors(model, config, draw=draw)
     if changes.drawn:
-        tensors |= _drawn(config, Keys(0) if rngs is None else rngs, changes.drawn)
-    return logical.from_logical(_abstract(config), tensors, nnx.Variable), changes
+        tensors |= _drawn(config, rngs_of(name, rngs), changes.drawn, _dtype(model))
+    return switched_as(model, logical.from_logical(_abstract(config), tensors, nnx.Variable)), changes
+
+
+def check_model(name: str, model: Any) -> None:
+    """Raise ValueError unless a value is a model."""
+    if not hasattr(model, "config"):
+        known = errors.shown(model) if isinstance(model, str) else "'swin_t'"
+        raise ValueError(f"{name}: {errors.shown(model)} is not a model; give one, such as models.create({known}).")
+
+
+def switched_as(old: Any, new: Any) -> Any:
+    """`new` after the `train()` or `eval()` of `old`, if one was called."""
+    if (evaluates := getattr(getattr(old, "encoder", old), "deterministic", None)) is not None:
+        (new.eval if evaluates else new.train)()
+    return new
 
 
 def fitting_tensors(model: ModelModule, config: Config, *, draw: bool = False) -> tuple[dict[str, jax.Array], Changes]:
@@ -112,7 +135,7 @@ def fitting_tensors(model: ModelModule, config: Config, *, draw: bool = False) -
     tensors = logical.to_logical(model, nnx.Variable)
     resized = _resized(model, new)
     tensors |= resized
-    drawn = {n for n in wanted if n not in tensors or (n.startswith("head.") and tensors[n].shape != wanted[n])}
+    drawn = {n for n in wanted if n not in tensors or (n.startswith(HEADS) and tensors[n].shape != wanted[n])}
     wrong = sorted(n for n in wanted.keys() - drawn if tensors[n].shape != wanted[n])
     if draw:
         drawn |= set(wrong)
@@ -148,15 +171,23 @@ def _tables(module: Any, new: Any) -> dict[str, jax.Array]:
     return module.tables(new.grid, new.offset, antialias=new.antialias) if both else module.tables(new.grid)
 
 
-def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The tensors `names`, initialised under jit, which leaves out the rest of the model."""
+def _drawn(config: Config, rngs: nnx.Rngs, names: tuple[str, ...], dtype: Any) -> dict[str, jax.Array]:
+    """The tensors `names`, initialised under jit, which leaves out the rest of the model; parameters in `dtype`."""
 
     @jax.jit
     def draw(key):
-        tensors = logical.to_logical(config.build(Keys(key)), nnx.Variable)
+        model = config.build(Keys(key))
+        tensors = logical.to_logical(model, nnx.Variable)
+        tensors |= {name: tensor.astype(dtype) for name, tensor in logical.to_logical(model).items()}
         return {name: tensors[name] for name in names}
 
     return draw(rngs.params())
+
+
+def _dtype(model: ModelModule) -> Any:
+    """The type of the parameters; float32 if there are several."""
+    found = {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))}
+    return found.pop() if len(found) == 1 else np.dtype("float32")
 
 
 def _abstract(config: Config) -> nnx.Module:

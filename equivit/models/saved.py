@@ -8,6 +8,7 @@ files do not depend on how layers and irreps are stacked in memory.
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import TypeVar
@@ -29,7 +30,7 @@ DIGEST = "model.json"  # in the metadata of the parameters
 T = TypeVar("T")
 
 
-def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> None:
+def save(path: str | os.PathLike, model: ModelModule, data: TrainedOn = UNKNOWN) -> None:
     """Write the model to the directory `path`, which is created if needed.
 
     A process killed during saving leaves the old model, or one that `load` rejects.
@@ -40,22 +41,29 @@ def save(path: pathlib.Path, model: ModelModule, data: TrainedOn = UNKNOWN) -> N
 
     Raises:
       OSError: a file cannot be written.
+      ValueError: the parameters are not of the model's configuration, as after `fold`; nothing is written.
     """
+    path = pathlib.Path(path)
     description = {**_described(model.config), TRAINED_ON: data.to_json()}
     tensors = jax.device_get(logical.to_logical(model, nnx.Variable))
+    if wrong := _misfits(_expected(model.config), tensors):
+        raise ValueError(
+            f"{path}: not saved, since the parameters do not fit the model's configuration; missing, unexpected or "
+            f"misshapen: {wrong}.  Save the model before fold or deployed, and change its head by models.reconfigure."
+        )
     with files.replacing_in_directory(path, ("parameters.safetensors", "model.json")) as unfinished:
         metadata = {DIGEST: _digest(description)}
         safetensors_files.write(unfinished / "parameters.safetensors", tensors, metadata)
         files.write_text(unfinished / "model.json", json.dumps(description, indent=1) + "\n")
 
 
-def is_saved(path: pathlib.Path) -> bool:
+def is_saved(path: str | os.PathLike) -> bool:
     """Whether a path is the directory of a saved model."""
-    return (path / "model.json").is_file()
+    return (pathlib.Path(path) / "model.json").is_file()
 
 
-def load(path: pathlib.Path) -> nnx.Module:
-    """The model that `save` wrote.
+def load(path: str | os.PathLike) -> nnx.Module:
+    """Read the model in a directory that `save` wrote.
 
     Raises:
       FileNotFoundError: there is no saved model in the directory.
@@ -76,21 +84,15 @@ def load(path: pathlib.Path) -> nnx.Module:
     return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
 
 
-def configuration(path: pathlib.Path) -> Config:
+def configuration(path: str | os.PathLike) -> Config:
     """The configuration of the model in a directory; errors as in `trained_on`."""
     return _read(pathlib.Path(path) / "model.json", _from_description)
 
 
 def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.ndarray]) -> None:
     """Raise ValueError unless the tensors have the expected names, shapes and types, and are finite."""
-    wrong = sorted(
-        name
-        for name in expected.keys() | tensors.keys()
-        if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
-    )
-    if wrong:
-        names = errors.listed(map(errors.word, wrong))
-        raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {names}.")
+    if wrong := _misfits(expected, tensors):
+        raise ValueError(f"{path}: parameters do not fit model.json; missing, unexpected or misshapen: {wrong}.")
     unfit = [f"{name} ({tensors[name].dtype})" for name in expected if not _has_type_of(expected[name], tensors[name])]
     unfit += [f"{name} (NaN or infinity)" for name in expected if not logical.is_finite(tensors[name])]
     if unfit:
@@ -100,10 +102,25 @@ def _check_tensors(path: pathlib.Path, expected: dict, tensors: dict[str, np.nda
         )
 
 
+def _misfits(expected: dict, tensors: dict[str, np.ndarray]) -> str:
+    """The names of the tensors that are missing, unexpected or of another shape; "" if there are none."""
+    wrong = sorted(
+        name
+        for name in expected.keys() | tensors.keys()
+        if name not in expected or name not in tensors or expected[name].shape != tensors[name].shape
+    )
+    return errors.listed(map(errors.word, wrong))
+
+
+def _expected(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of the parameters of a model of this configuration."""
+    return jax.eval_shape(lambda: logical.to_logical(config.build(Keys(0)), nnx.Variable))
+
+
 def _configuration(found: dict) -> tuple[Config, dict[str, jax.ShapeDtypeStruct], str]:
     """The configuration, the shapes of its model's parameters, and the digest of the description."""
     config = _from_description(found)
-    return config, jax.eval_shape(lambda: logical.to_logical(config.build(Keys(0)), nnx.Variable)), _digest(found)
+    return config, _expected(config), _digest(found)
 
 
 def _has_type_of(expected: jax.ShapeDtypeStruct, tensor: np.ndarray) -> bool:
@@ -112,7 +129,7 @@ def _has_type_of(expected: jax.ShapeDtypeStruct, tensor: np.ndarray) -> bool:
     return floating or expected.dtype == tensor.dtype
 
 
-def trained_on(path: pathlib.Path) -> TrainedOn:
+def trained_on(path: str | os.PathLike) -> TrainedOn:
     """The training data of the model in a directory; unknown if an earlier version saved it.
 
     Raises:

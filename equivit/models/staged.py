@@ -214,7 +214,7 @@ class Staged(Switched):
         Both are [B], with all batch axes flattened.  Indices are row-major over the phases of a stride or the positions
         of a window.  With an anchor they refer to the frame chosen by the content, so they do not depend on shifts.
         """
-        return self.trunk(images)[0].choices
+        return self.evaluated().trunk(images)[0].choices
 
     def trunk(
         self, images: jax.Array, *, capture: Indices = (), key: Key = None, train: bool = False

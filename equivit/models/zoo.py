@@ -13,13 +13,12 @@ import jax
 from flax import nnx
 
 from equivit import constraints, errors
-from equivit.layers.rngs import Keys
 from equivit.models import decoders, timm_names
 from equivit.models.bixt import model as bixt
 from equivit.models.cvt import model as cvt
 from equivit.models.efficientvit import model as efficientvit
 from equivit.models.mobilenetv4 import model as mobilenetv4
-from equivit.models.model import Config, Preset
+from equivit.models.model import Config, Preset, rngs_of
 from equivit.models.mvit import model as mvit
 from equivit.models.patchtst import model as patchtst
 from equivit.models.reconfiguration import reconfigure
@@ -144,19 +143,21 @@ def is_known(name: Any) -> bool:
 
 
 def create(name: str, *, rngs: nnx.Rngs | None = None, pretrained: str | None = None, **overrides) -> nnx.Module:
-    """Build a named model, with parameters drawn from `rngs` (seed 0 if None), or with public weights.
+    """Build a named model, with parameters drawn at random, or with public weights.
 
     Args:
+      rngs: draws the parameters, such as `nnx.Rngs(0)`; seed 0 if None.
       pretrained: a place of weights, such as "hf:ORG/NAME" (`pretrained.load`).  Their configuration is kept, except
         for the overrides; a head of another size is drawn.  The named model has the hints that a file lacks.
 
     Raises:
-      ValueError: as `configuration`, or the weights are of another model; the message gives the differing fields.
+      ValueError: as `configuration`, or `rngs` is a seed or a key, or the weights are of another model; the message
+        gives the differing fields.
     """
-    config = configuration(name, **overrides)
+    config, rngs = configuration(name, **overrides), rngs_of("create", rngs)
     if pretrained is not None:
         return _with_weights(name, config, pretrained, rngs, overrides)
-    return config.build(rngs or Keys(0))
+    return config.build(rngs)
 
 
 def abstract(name: str, **overrides) -> nnx.Module:
@@ -164,7 +165,7 @@ def abstract(name: str, **overrides) -> nnx.Module:
     return jax.eval_shape(lambda: create(name, **overrides))
 
 
-def _with_weights(name: str, config: Any, place: str, rngs: nnx.Rngs | None, overrides: Mapping[str, Any]):
+def _with_weights(name: str, config: Any, place: str, rngs: nnx.Rngs, overrides: Mapping[str, Any]):
     """The model at a place, with overrides as its fields; ValueError unless it has the architecture of `config`."""
     from equivit import pretrained  # it needs this file, and is needed only here
     from equivit.pretrained.format import with_hints

@@ -98,9 +98,10 @@ class Supervised(Objective):
     def _check_drop(self, model: Any) -> None:
         """ValueError if a part of the ViT needs the whole grid of patches."""
         convolved = ", ".join(str(one.block) for one in model.replaced if one.kind != "identity")
+        ordinary = "adaptive=False" if model.keeps_symmetry else "adaptive=('token',)"
         for needs, is_set, fix in (
             (f"position={model.position!r}", model.position == "rotary", "position='learned'"),
-            (f"adaptive={model.adaptive!r}", "position" in model.parts, "adaptive=('token',)"),
+            (f"adaptive={model.adaptive!r}", "position" in model.parts, ordinary),
             (f"replaced (convolutions in blocks {convolved})", bool(convolved), "replaced=()"),
         ):
             if is_set:

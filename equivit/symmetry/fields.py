@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from equivit import errors
 from equivit.symmetry.groups import FLIP, OCTIC, Group
 
 
@@ -79,7 +80,7 @@ class Isotypic:
           ValueError: the index reaches the channels.
         """
         entries = index if isinstance(index, tuple) else (index,)
-        axes = sum(one is not None and one is not ... for one in entries)
+        axes = sum(_indexed(one) for one in entries)
         reached = axes >= len(self.shape) or any(one is ... for one in entries[:-1])
         if reached and not (isinstance(entries[-1], slice) and entries[-1] == slice(None)):
             raise ValueError(
@@ -97,10 +98,10 @@ class Isotypic:
           ValueError: `axis` is the channels, or there is no such axis.
         """
         axes = len(self.shape)
-        if not -axes <= axis < axes or axis % axes == axes - 1:
+        if not isinstance(axis, int) or not -axes <= axis < axes or axis % axes == axes - 1:
             raise ValueError(
-                f"{self.group.name} field of shape {list(self.shape)}: mean over axis {axis} is not equivariant or "
-                "there is no such axis; take a batch axis or -2, the tokens."
+                f"{self.group.name} field of shape {list(self.shape)}: mean over axis {errors.shown(axis)} is not "
+                "equivariant or there is no such axis; take a batch axis or -2, the tokens."
             )
         return jax.tree.map(lambda leaf: leaf.mean(axis % axes - axes), self)
 
@@ -125,14 +126,26 @@ def _kind(x: Any) -> str:
 
 
 def _addend(field: Isotypic, sign: str, other: Any) -> Isotypic:
-    """`other`, if it is a field of the same group; else ValueError."""
+    """`other`, if it is a field of the same group and rank; else ValueError."""
     if not isinstance(other, Isotypic) or field.group is not other.group:
         kind = f"{other.group.name} field" if isinstance(other, Isotypic) else type(other).__name__
         what, do = ("sum", "add") if sign == "+" else ("difference", "subtract")
         raise ValueError(
             f"{field.group.name} field {sign} {kind}: the {what} is not equivariant; {do} fields of the same group."
         )
+    if other.lines.ndim != field.lines.ndim:  # leaves would broadcast an axis of irreps against one of the batch
+        raise ValueError(
+            f"{field.group.name} fields of shapes {list(field.shape)} {sign} {list(other.shape)}: both must have as "
+            "many axes; position.add_positions adds position embeddings to a batch."
+        )
     return other
+
+
+def _indexed(entry: Any) -> int:
+    """The number of axes that an entry of an index takes: those of a mask, or one."""
+    if entry is None or entry is ...:
+        return 0
+    return entry.ndim if getattr(entry, "dtype", None) == np.bool_ else 1
 
 
 def _scalar(field: Isotypic, factor: Any) -> Any:
@@ -162,9 +175,14 @@ def to_components(field: Isotypic) -> jax.Array:
 
 
 def from_components(components: jax.Array) -> Isotypic:
-    """The inverse of `to_components`: [8 or 2, *B, N, C] to a field."""
+    """The inverse of `to_components`: [8 or 2, *B, N, C] to a field; ValueError for another number of components."""
     if len(components) == FLIP.order:
         return Isotypic(components, None)
+    if len(components) != OCTIC.order:
+        raise ValueError(
+            f"from_components: {len(components)} components {list(components.shape)} must be {FLIP.order} of the flip "
+            f"group or {OCTIC.order} of the octic group, on the first axis."
+        )
     return Isotypic(components[:4], _namespace(components).concatenate([components[4:6], components[6:8]], axis=-1))
 
 
@@ -277,7 +295,11 @@ def act(element: str, field: Isotypic, grid: tuple[int, int], prefix: int = 0) -
     """The group action on a field over a token grid (h, w): tokens move like pixels, channels follow their irreps.
 
     The first `prefix` tokens (class, registers) have no position in the grid: only their channels change.
+
+    Raises:
+      ValueError: the group does not have the element, or the number of tokens is not prefix + h w.
     """
+    field.group.check(element)
     moved = jax.tree.map(lambda leaf: act_on_tokens(element, leaf, grid, prefix), field)
     return act_on_channels(element, moved)
 

@@ -104,11 +104,18 @@ class Group:
     def _by_key(self) -> dict[bytes, str]:
         return {_key(irrep(g) for irrep in self.irreps): g for g in self.elements}
 
+    def __reduce__(self):
+        return _named, (self.name,)  # copies are the same object: code compares groups by `is`
+
     def __hash__(self):
         return hash(self.name)
 
     def __eq__(self, other):
         return isinstance(other, Group) and self.name == other.name
+
+
+def _named(name: str) -> Group:
+    return GROUPS[name]
 
 
 def _key(matrices: Iterable[np.ndarray]) -> bytes:

@@ -117,6 +117,7 @@ def roll(x: jax.Array, shifts: jax.Array) -> jax.Array:
 @roll.defjvp
 def _roll_derivative(primals, tangents):
     (x, shifts), (slope, _) = primals, tangents
+    shifts = jnp.asarray(shifts, jnp.int32)  # unsigned ones cannot be negated
     return roll(x, shifts), linear(lambda shifts, x: roll(x, shifts), lambda shifts, y: roll(y, -shifts), shifts, slope)
 
 

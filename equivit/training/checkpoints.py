@@ -153,6 +153,7 @@ class Checkpoints:
           checkpoint_files.NoWholeCheckpointError: all checkpoints are damaged; they stay in place.
           OSError: a checkpoint cannot be read now.
         """
+        self.wait()
         found = checkpoint_files.newest_whole(self._directory, like, checkpoint_files.parts_of(like))
         if found is None:
             return None

@@ -36,9 +36,14 @@ def convolve(
         is XLA's convolution.  All others choose among them when a program is lowered.
 
     Raises:
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation, or maps of another number of channels than the kernel reads.
     """
     chosen = dispatch.chosen("convolve", implementation)
+    if x.shape[-1] != kernel.shape[2] * groups:
+        raise ValueError(
+            f"convolve: maps {x.shape} have {x.shape[-1]} channels; a kernel {kernel.shape} with {groups=} reads "
+            f"{kernel.shape[2] * groups}."
+        )
     maps = x.astype(kernel.dtype).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
     options: dict[str, Any] = dict(stride=stride, pads=pads, mode=mode, groups=groups)
     plain = functools.partial(reference.convolve, **options)

@@ -55,17 +55,27 @@ def _derivative(implementation, field, slopes):
     return _d8_gelu(implementation, *field), linear(backward_of, backward_of, field, slopes)
 
 
-@functools.partial(jax.jit, static_argnames="implementation", inline=True)
 def backward(
     lines: jax.Array, planes: jax.Array, d_lines: jax.Array, d_planes: jax.Array, *, implementation: str
 ) -> tuple[jax.Array, ...]:
     """The gradient of the input, from the input and the gradient of the output; all have the same shapes."""
+    return _backward(implementation, lines, planes, d_lines, d_planes)
 
-    def plain(lines, planes, *gradient):
-        return jax.vjp(reference.d8_gelu, lines, planes)[1](gradient)
 
-    kernels = _kernels(lines, kernel="backward", fields=2)
-    return dispatch.run(NAME, implementation, plain, kernels, (lines, planes, d_lines, d_planes))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _backward(implementation, *arrays):
+    kernels = _kernels(arrays[0], kernel="backward", fields=2)
+    return dispatch.run(NAME, implementation, _plain_backward, kernels, arrays)
+
+
+@_backward.defjvp
+def _second_derivative(implementation, arrays, slopes):
+    return _backward(implementation, *arrays), jax.jvp(_plain_backward, arrays, slopes)[1]
+
+
+def _plain_backward(lines, planes, *gradient):
+    return jax.vjp(reference.d8_gelu, lines, planes)[1](gradient)
 
 
 def _kernels(lines, *, kernel, fields):

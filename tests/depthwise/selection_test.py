@@ -72,6 +72,8 @@ def test_select():
     assert selection.select(np.arange(9), 4, "random", 0) == selection.select(np.arange(9), 4, "random", 0)
     with pytest.raises(ValueError, match="number=6 must be at most 5"):
         selection.select(scores, 6)
+    with pytest.raises(ValueError, match="number=-1 must be .* at least 0"):
+        selection.select(scores, -1)
     with pytest.raises(ValueError, match="order"):
         selection.select(scores, 1, "low")
 

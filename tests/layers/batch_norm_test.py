@@ -70,3 +70,13 @@ def test_a_group_of_one_entry_is_refused(layer):
         layer(X[:2, 0], train=True)
     assert np.all(layer.variance[...] == 1)
     assert np.abs(layer(X[:2, :2], train=True) - layer.bias[...]).max() > 0.1
+
+
+def test_an_empty_batch_is_refused_and_changes_nothing(layer):
+    with pytest.raises(ValueError, match="no entries in a group"):
+        layer(X[:0], train=True)
+    assert not layer.mean[...].any()
+
+
+def test_integers_are_normalised_to_floats(layer):
+    np.testing.assert_array_equal(layer(X.astype(int)), layer(X.astype(int).astype(np.float32)))

@@ -138,3 +138,10 @@ def test_a_normed_convolution_is_its_three_parts_and_halves_odd_maps_upwards():
     assert bare.norm is None and bare.conv.bias is not None
     with pytest.raises(ValueError, match="groups=4 must divide in_channels=4 and width=6; .* is 2"):
         NormedConv(4, 6, kernel=(1, 1), groups=4, rngs=nnx.Rngs(params=0))
+
+
+def test_wrong_pairs_and_channels_are_refused():
+    with pytest.raises(ValueError, match=r"Conv: kernel=3 must be a pair \(rows, columns\)"):
+        Conv(3, 4, kernel=3, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="have 4 channels; a kernel .* with groups=1 reads 3"):
+        Conv(3, 4, kernel=(3, 3), rngs=nnx.Rngs(0))(jnp.ones((1, 5, 5, 4)))

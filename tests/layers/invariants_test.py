@@ -109,3 +109,18 @@ def test_a_field_of_the_other_group_is_refused(group, kind):
     layer, other = create(group, kind), FLIP if group is OCTIC else OCTIC
     with pytest.raises(ValueError, match=f"x is a field of the {other.name} group; the layer is of the {group.name}"):
         layer(random_field(other, (1, 2), WIDTH // other.order))
+
+
+@pytest.mark.parametrize("size", [300, 1e-4])
+def test_norms_in_float16_neither_overflow_nor_underflow(size):
+    x = random_field(OCTIC, (1, 4), WIDTH // 8)
+    x = jax.tree.map(lambda leaf: jnp.full_like(leaf, size, jnp.float16), x)
+    norms = create(OCTIC, "power_spectrum")(x)[..., WIDTH // 2 :]
+    assert norms.dtype == jnp.float16
+    np.testing.assert_allclose(np.asarray(norms, float), size * np.sqrt(2), rtol=0.01)
+
+
+@pytest.mark.parametrize(("group", "kind"), CASES)
+def test_a_field_of_another_width_is_refused(group, kind):
+    with pytest.raises(ValueError, match=f"has width {2 * WIDTH}; the layer reads {WIDTH}"):
+        create(group, kind)(random_field(group, (1, 4), 2 * WIDTH // group.order))

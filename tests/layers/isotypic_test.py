@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pickle
 
 import chex
 import jax
@@ -12,11 +13,12 @@ from absl.testing import parameterized
 from flax import nnx
 
 from equivit import kernels, testing
-from equivit.layers import isotypic
+from equivit.layers import dense, isotypic
 from equivit.layers.block import Block
 from equivit.layers.dropout import dropout
 from equivit.layers.parts import Parts
 from equivit.layers.stochastic_depth import drop_path
+from equivit.layers.taps import drawn
 from equivit.symmetry import fields
 from equivit.symmetry.groups import FLIP, OCTIC
 from tests.drawing import normal
@@ -237,3 +239,57 @@ def test_an_array_and_a_field_of_another_group_are_refused(group):
         assert layer(fields.from_dense(array, group)).shape == array.shape
     with pytest.raises(ValueError, match="^gelu: .*fields.from_dense"):
         isotypic.gelu(array)
+
+
+@pytest.mark.parametrize("num_heads", [0, -1, 2.0])
+def test_a_number_of_heads_is_a_positive_integer(num_heads):
+    with pytest.raises(ValueError, match=f"num_heads={num_heads} must be a positive integer"):
+        isotypic.Attention(16, num_heads, group=OCTIC, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("group", ["octic", None])
+def test_a_group_is_an_object(group):
+    with pytest.raises(ValueError, match=f"Linear in: group={group!r} must be groups.OCTIC or groups.FLIP"):
+        isotypic.Linear(16, 16, group=group, rngs=nnx.Rngs(0))
+
+
+@GROUPS
+def test_a_field_of_another_width_is_refused(group):
+    rngs, x = nnx.Rngs(0), random_field(group, (2, 3), 64 // group.order)
+    layers = [isotypic.Linear(32, 64, group=group, rngs=rngs), isotypic.LayerNorm(32, group=group)]
+    layers += [isotypic.Attention(32, 2, group=group, rngs=rngs), isotypic.LayerScale(32, 1.0, group=group)]
+    for layer in layers:
+        with pytest.raises(ValueError, match=r"has width 64; the layer reads width 32"):
+            layer(x)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (1, 8, 6, 3), (1, 8, 8, 1)], ids=str)
+def test_patch_embeddings_check_their_images(shape):
+    rngs = nnx.Rngs(0)
+    embeds = dense.PatchEmbed((4, 4), 3, 16, rngs=rngs), isotypic.PatchEmbed((4, 4), 3, 16, group=OCTIC, rngs=rngs)
+    for embed in embeds:
+        with pytest.raises(ValueError, match="^image"):
+            embed(jnp.ones(shape))
+        with pytest.raises(ValueError, match="images are uint8"):
+            embed(jnp.ones((1, 8, 8, 3), jnp.uint8))
+
+
+def test_dense_norms_and_rates():
+    x = jnp.array([[1, 2, 4]])
+    norm = dense.LayerNorm(3)
+    chex.assert_trees_all_equal(norm(x), norm(x.astype(jnp.float32)))
+    for rate in (1.0, 2, -0.5):
+        with pytest.raises(ValueError, match="must be at least 0 and below 1"):
+            dropout(jnp.ones(3), rate, jax.random.key(0))
+
+
+def test_parameters_have_one_type_in_float64():
+    with jax.enable_x64(True):
+        layer = dense.Linear(2, 3, init=dense.xavier_uniform, rngs=nnx.Rngs(0))
+        taps = drawn("blur", jax.random.key(0), 3, 2)
+        assert layer.weight.dtype == layer.bias.dtype == taps.dtype == jnp.float64
+
+
+def test_models_with_an_activation_can_be_pickled():
+    for activation in (*dense.ACTIVATIONS.values(), dense.relu):
+        assert pickle.loads(pickle.dumps(activation)) is activation

@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -59,3 +60,8 @@ def test_means(length, scale):
     np.testing.assert_allclose(around.sum(1), 1)
     np.testing.assert_allclose(around @ np.roll(x, 1), np.roll(around @ x, 1))
     assert (around > 0).sum(1).tolist() == [max(1, round(length / scale))] * length
+
+
+def test_maps_of_integers_are_interpolated_to_floats():
+    x = np.arange(4).reshape(1, 2, 2, 1)
+    np.testing.assert_array_equal(bilinear(jnp.asarray(x), (3, 3)), bilinear(jnp.asarray(x, float), (3, 3)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical, models
+from equivit import kernels, logical, models
 from equivit.layers import isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.batch_stats import recording
@@ -343,3 +343,53 @@ def test_operations_are_named_by_their_block_in_a_trace(unroll):
         for block in blocks:
             assert any(name.startswith(block + part) for name in names), (block, part)
     assert unroll or any(name.startswith("jit<lambda>/blocks.0-1/while/body") for name in names)
+
+
+def compilations(function):
+    """The number of programs that XLA compiles during a call."""
+    found = []
+
+    def note(event, duration, **_):
+        found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        jax.block_until_ready(function())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    return found.count("/jax/core/compile/backend_compile_duration")
+
+
+def test_eager_calls_compile_once():
+    """Forward and gradient; the implementation of kernels is a part of what is kept."""
+    blocks = stack()
+
+    def run():
+        return blocks(X, key=jax.random.key(0))[0]
+
+    def gradient():
+        return jax.grad(lambda blocks: blocks(X)[0].sum())(blocks)
+
+    for function in (run, gradient):
+        function()
+        assert not compilations(function)
+    with kernels.using("xla"):
+        assert compilations(run)
+
+
+def test_a_scanned_block_keeps_the_dtype():
+    with pytest.raises(ValueError, match=r"Toy maps x, bfloat16\[2, 4\], to float32\[2, 4\]; .* cast x to the dtype"):
+        stack()(X.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("options", [dict(start=-1), dict(stop=6)], ids=str)
+def test_a_part_lies_within_the_stack(options):
+    with pytest.raises(IndexError, match="must lie between 0 and 5, the blocks"):
+        stack()(X, **options)
+
+
+def test_a_block_is_a_copy_that_is_written_back():
+    blocks = stack()
+    block = blocks[1]
+    block.up[...] = jnp.zeros_like(block.up[...])
+    assert blocks[1].up[...].any() and not blocks.replace(1, block)[1].up[...].any()

@@ -63,6 +63,12 @@ def test_normed_queries_and_pooling_by_attention_are_deployed():
     near(form, whole)
 
 
+def test_a_deployed_model_refuses_another_grid_of_as_many_patches():
+    m = zoo.abstract("vit_ti16", width=16, depth=1, num_heads=2, num_classes=5, patch_size=8, image_size=(16, 16))
+    with pytest.raises(ValueError, match="the positions of 2x2 patches, and these images have 1x4; call deployed"):
+        jax.eval_shape(lambda m, x: deployed(m, (16, 16))(x), m, images((8, 32)))
+
+
 def test_a_fold_without_the_mean_is_seen(monkeypatch):
     right = BatchNorm.affine
     monkeypatch.setattr(BatchNorm, "affine", lambda norm: (right(norm)[0], norm.bias[...]))

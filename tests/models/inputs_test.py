@@ -48,6 +48,22 @@ def _inputs(model, batch=1):
     return jax.ShapeDtypeStruct((batch, *model.config.input_shape), jnp.float32)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(keep=[[0, 1]] * 2), r"keep is a list; it must be an array of integers \[2, K\]"),
+        (dict(keep=np.zeros((2, 2))), r"keep is float64 \[2, 2\]; it must be an array of integers"),
+        (dict(keep=np.zeros((1, 2), int)), r"keep is int64 \[1, 2\]"),
+        (dict(mask=np.zeros((2, 1), bool)), r"mask is bool \[2, 1\]; it must be an array of booleans \[2, 4\]"),
+        (dict(mask=np.zeros((2, 4), np.float32)), r"mask is float32 \[2, 4\]; it must be an array of booleans"),
+    ],
+)
+def test_a_keep_or_mask_of_other_images_is_refused(options, message):
+    model = zoo.abstract("vit_ti16", **VIT, mask_token=True)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda model, x: model(x, **options), model, _inputs(model, 2))
+
+
 def test_an_empty_batch_runs():
     model = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), zoo.abstract("octic_vit_ti16", **VIT))
     assert jax.jit(lambda model, x: model(x))(model, jnp.zeros((2, 0, 8, 8, 3))).shape == (2, 0, 3)

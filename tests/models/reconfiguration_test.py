@@ -10,9 +10,12 @@ import pytest
 from flax import nnx
 
 from equivit import logical, models, testing
+from equivit.depthwise import replacement
 from equivit.models import saved
+from equivit.models.segmenter.model import SegmenterConfig
 from equivit.symmetry.groups import OCTIC
 from tests.drawing import normal
+from tests.models.backbones import BACKBONES
 
 SMALL = dict(width=48, depth=2, num_heads=2, patch_size=4, image_size=(16, 16), num_classes=10, registers=2)
 call = jax.jit(lambda model, images: model(images))
@@ -95,6 +98,55 @@ def test_what_does_not_fit_is_named():
         models.reconfigure(model(), registres=0)
     with pytest.raises(ValueError, match="pool='class' needs class_token=True"):
         models.reconfigure(model(), class_token=False)
+
+
+def test_the_head_of_a_segmenter_is_drawn():
+    backbone = models.zoo.configuration("swin_t", **BACKBONES["swin_t"].small | dict(num_classes=None))
+    config = SegmenterConfig(backbone, num_classes=3, width=8)
+    found = []
+    before = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+    jax.eval_shape(lambda model: found.append(models.reconfigure(model, num_classes=7)[1]), before)
+    (changes,) = found
+    assert {name.rpartition(".")[0] for name in changes.drawn} == {"decoder.logits", "auxiliary.logits"}
+    assert not changes.resized and not changes.dropped
+
+
+def test_the_new_model_has_the_types_and_the_mode_of_the_old_one():
+    before = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model(depth=1))
+    before.train()
+    after, changes = models.reconfigure(before, num_classes=3)
+    assert after.deterministic is False and after.use_running_average is False
+    assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {jnp.dtype("bfloat16")} and changes.drawn
+    before.eval()
+    assert models.reconfigure(before)[0].deterministic is True
+    patches = replacement.patches_only(before)
+    assert patches.deterministic is replacement.replace(patches, {0: None}).deterministic is True
+
+
+@pytest.mark.parametrize(
+    ("rngs", "message"),
+    [
+        (0, r"rngs=0 must be an nnx.Rngs, such as nnx.Rngs\(0\)"),
+        (1, "rngs=1 must be an nnx.Rngs"),
+        (nnx.Rngs(), r"rngs have neither a default nor a params stream; give nnx.Rngs\(0\)"),
+    ],
+)
+def test_what_draws_no_parameters_is_refused(rngs, message):
+    patches = models.abstract("vit_ti16", **SMALL | dict(class_token=False, registers=0))
+    for function, name in (
+        (lambda: models.create("vit_ti16", rngs=rngs, **SMALL), "create"),
+        (lambda: models.reconfigure(model(), num_classes=3, rngs=rngs), "reconfigure"),
+        (lambda: replacement.replace(patches, {0: None}, rngs=rngs), "replace"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: {message}"):
+            function()
+
+
+def test_what_is_no_model_with_arrays_is_named():
+    with pytest.raises(ValueError, match=r"reconfigure: 'swin_t' is not a model; .* models.create\('swin_t'\)"):
+        models.reconfigure("swin_t")
+    with pytest.raises(ValueError, match="remade: this ViT has shapes instead of arrays"):
+        models.remade(models.abstract("vit_ti16", **SMALL))
 
 
 def remade(before, **fields):

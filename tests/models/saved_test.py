@@ -8,10 +8,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from equivit import logical
-from equivit.models import create, saved
+from equivit.models import create, inference, saved, zoo
 from equivit.trained_on import TrainedOn
+
+MOBILENET = dict(stages=("conv 3 s2 8", "conv 1 24"), stem_width=6, head_width=10, num_classes=3, image_size=(16, 16))
 
 
 def model(seed, **options):
@@ -89,6 +92,22 @@ def test_models_of_earlier_versions_are_read(models, tmp_path):
     saved.safetensors_files.write(tmp_path / "parameters.safetensors", tensors)
     assert content(saved.load(tmp_path)) == content(models["old"][0])
     assert saved.trained_on(tmp_path) == TrainedOn()
+
+
+@pytest.mark.parametrize("change", ["fold", "deployed", "head"])
+def test_a_model_that_could_not_be_loaded_does_not_replace_one(models, tmp_path, change):
+    saved.save(str(tmp_path), *models["old"])
+    if change == "fold":
+        abstract = zoo.abstract("mobilenetv4_conv_small", **MOBILENET)
+        other = inference.fold(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), abstract))
+    elif change == "deployed":
+        other = inference.deployed(model(1), (16, 16))
+    else:
+        other = model(1)
+        other.head = nnx.Linear(16, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="not saved, since the parameters do not fit .*; missing, unexpected or missh"):
+        saved.save(tmp_path, other)
+    assert saved.is_saved(str(tmp_path)) and content(saved.load(str(tmp_path))) == content(models["old"][0])
 
 
 @pytest.mark.parametrize("damaged", ["[]", '{"classes": "ab"}', '{"classes": [1]}', '{"examples": "5"}', "3"])

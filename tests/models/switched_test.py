@@ -55,6 +55,30 @@ def test_a_model_needs_a_key_after_train_and_ignores_it_after_eval(name):
     assert not draws(model, KEY) and not draws(model, None)
 
 
+def looks(name):
+    """The methods of a model that take no key."""
+    if name == "segmenter":
+        return [lambda m, x: m.label_maps(x)]
+    found = [lambda m, x: m.selections(x)]
+    if name == "vit_ti16":
+        found += [
+            lambda m, x: m.attention_weights(x, 0),
+            lambda m, x: m.collected(x, lambda block, x, layout: x),
+            lambda m, x: m.folded(x, lambda carry, i, block, x, layout: carry + x.sum(), 0.0),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("name", ["vit_ti16", "cvt_13", "segmenter"])
+def test_methods_without_a_key_look_at_a_model_in_training(name):
+    model = abstract(name)
+    inputs = jax.ShapeDtypeStruct((2, *model.config.input_shape), jnp.float32)
+    programs = [str(jax.make_jaxpr(look)(model, inputs)) for look in looks(name)]
+    model.train()
+    assert [str(jax.make_jaxpr(look)(model, inputs)) for look in looks(name)] == programs
+    assert model.deterministic is False
+
+
 def test_a_frozen_backbone_runs_as_in_evaluation_also_after_train():
     """It has stochastic depth, and batch norms, whose statistics a traced function may not record."""
     backbone = zoo.configuration("cvt_13", **FAMILIES["cvt_13"] | dict(num_classes=None))

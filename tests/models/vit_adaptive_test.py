@@ -199,6 +199,18 @@ def test_adapted_from_an_ordinary_model():
     assert octic.blocks[0].attention.distances.lines.shape == (4, 4, 4, 2) and len(changes.resized) == 5
 
 
+@pytest.mark.parametrize("family", ["D8", "I8", "D2", "I2"])
+def test_patches_that_move_against_learned_positions_would_end_the_symmetry(family):
+    options = dict(SMALL, family=family, depth=2)
+    with pytest.raises(ValueError, match=rf"would end the symmetry of family {family}; take adaptive=True or"):
+        zoo.configuration(NAMES[family[1]], **options | dict(adaptive=("token",)))
+    with pytest.raises(ValueError, match=r"know no distances around the torus; take adaptive=False, or replaced=\(\)"):
+        replaced = dict(replaced=((0, "dw"),), class_token=False, pool="mean", registers=0)
+        zoo.configuration(NAMES[family[1]], **options | replaced)
+    assert zoo.configuration(NAMES[family[1]], **options | dict(adaptive=("position",))).parts == ("position",)
+    assert zoo.configuration("octic_vit_s16", **options | dict(family="H8", adaptive=("token",))).parts == ("token",)
+
+
 @pytest.mark.parametrize(
     ("options", "arguments", "message"),
     [

@@ -133,3 +133,26 @@ def test_operators_that_break_the_symmetry_are_refused(group):
             wrong()
     with pytest.raises(TypeError, match="not iterable"):
         list(x)
+
+
+@GROUPS
+def test_fields_of_different_ranks_are_not_added(group):
+    x = random_field(group, (2, 3))
+    for combine in (lambda: x + x[0], lambda: x[0] - x):
+        with pytest.raises(ValueError, match="both must have as many axes; position.add_positions"):
+            combine()
+
+
+def test_wrong_components_masks_axes_and_elements_are_refused():
+    x = random_field(OCTIC, (2, 3))
+    mask = np.ones((2, 6), bool)
+    assert x[mask].shape == (12, 24)
+    calls = {
+        "from_components: 4 components": lambda: fields.from_components(np.ones((4, 2, 6, 3))),
+        "an index of channels": lambda: x[mask, 0],
+        "mean over axis None": lambda: x.mean(None),
+        "group octic: element 'x' is not one of": lambda: fields.act("x", x, (2, 3)),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()

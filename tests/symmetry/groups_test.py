@@ -1,6 +1,8 @@
 """Group axioms, representations and the Fourier pair, for every element."""
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -66,3 +68,8 @@ def test_octic_fourier_is_the_matrix_of_appendix_a():
 def test_unknown_element_is_refused():
     with pytest.raises(ValueError, match=r"group flip: element 'r' is not one of e, m\."):
         FLIP.check("r")
+
+
+@GROUPS
+def test_a_copy_is_the_same_object(group):
+    assert copy.deepcopy(group) is group and pickle.loads(pickle.dumps(group)) is group

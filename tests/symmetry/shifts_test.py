@@ -261,3 +261,13 @@ def test_a_map_is_moved_by_one_gather():
     x, by = jax.ShapeDtypeStruct((2, 6, 8, 3), jnp.float32), jax.ShapeDtypeStruct((2, 2), jnp.int32)
     for moved in (shifts.roll, lambda x, by: shifts.component(x, by, 2)):
         assert jax.jit(moved).lower(x, by).as_text().count('"stablehlo.gather"(') == 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+def test_unsigned_shifts_have_the_gradient_of_signed_ones(dtype):
+    by, x = np.array([[1, 2]]), np.arange(12, dtype=np.float32).reshape(1, 3, 4, 1)
+
+    def gradient(by):
+        return jax.grad(lambda x: (shifts.polyphase_up(x, by, 2) * np.arange(48).reshape(1, 6, 8, 1)).sum())(x)
+
+    np.testing.assert_array_equal(gradient(by.astype(dtype)), gradient(by))

@@ -138,7 +138,7 @@ def normed_conv(
     stride: int = 1,
     *,
     depthwise: bool = False,
-    activation: Any = jax.nn.relu,
+    activation: Any = dense.relu,
     **options: Any,
 ) -> NormedConv:
     """A convolution with a square kernel and batch norm, depthwise or not; options are of `NormedConv`."""

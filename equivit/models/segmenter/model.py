@@ -7,9 +7,9 @@
 | "convolutions" | all                                       | `ConvolutionDecoder`              |
 | "octic"        | whose last blocks have fields (D8, D2)    | `OcticDecoder`                    |
 
-With an adaptive backbone, `equivariant=True` makes the whole model shift-equivariant: the logits shift with the image
-("Making Vision Transformers Truly Shift-Equivariant", Section 4).  With a fully octic backbone, "linear" and "octic"
-are equivariant under rotations and mirrors.
+With a backbone whose parts are all adaptive, `equivariant=True` makes the whole model shift-equivariant: the logits
+shift with the image ("Making Vision Transformers Truly Shift-Equivariant", Section 4).  With a fully octic backbone,
+"linear" and "octic" are equivariant under rotations and mirrors.
 """
 
 import dataclasses
@@ -51,7 +51,8 @@ class SegmenterConfig:
       decoder: one of DECODERS.
       width: channels of UperNet, or of the first transposed convolution.
       padding: padding of the decoder's convolutions, "zeros" or "circular".
-      equivariant: whether the decoder is shift-equivariant too and pads circularly; for adaptive backbones.
+      equivariant: whether the decoder is shift-equivariant too and pads circularly; for adaptive backbones.  With only
+        some parts adaptive, the backbone is not shift-equivariant, so neither is the model.
       upsampling: how an equivariant UperNet upsamples maps: "interpolate" (around the torus) or "unpool" (zeros between
         entries).
       auxiliary: UperNet has a second head on the penultimate stage, for an auxiliary loss.
@@ -216,7 +217,7 @@ class Segmenter(Switched):
 
     def label_maps(self, images: jax.Array) -> jax.Array:
         """The class of every pixel, int32 [*B, H, W], or on the decoder's grid."""
-        return self(images).argmax(-1).astype(jnp.int32)
+        return self.evaluated()(images).argmax(-1).astype(jnp.int32)
 
     def features(self, images: jax.Array, **options) -> Features:
         """The features of the backbone."""
@@ -232,10 +233,7 @@ class Segmenter(Switched):
 
     def _grids(self, images: jax.Array, *, key: Key, train: bool, frozen: bool) -> list[Grid]:
         """The maps that the decoder reads, of images [B, H, W, C]."""
-        backbone = self.backbone
-        if frozen:
-            backbone = jax.tree.map(lambda leaf: leaf, backbone)  # a copy, as the caller's may be in training
-            backbone.eval()
+        backbone = self.backbone.evaluated() if frozen else self.backbone
         found = backbone.features(images, blocks=self.config.read, norm=True, key=key, train=train)
         grids = (jax.lax.stop_gradient(found) if frozen else found).grids
         for i, norm in enumerate(self.norms):

@@ -118,7 +118,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
       dropout: probability of dropping an entry, used when a key is given.
       adaptive: True for a truly shift-equivariant model, or some of its parts: "token" (the content chooses the origin
         of patches) and "position" (attention uses distances around the torus instead of positions, except in dense
-        blocks after an invariantization).  Octic families are then equivariant under p4m.
+        blocks after an invariantization).  With True, octic families are equivariant under p4m.  Families D and I
+        do not take "token" alone: the grid would begin at other patches, and their positions would stay.
       anchor: without effect in models with a symmetry group.
       replaced: blocks with convolution instead of attention: entries (block, kind, kernel_size, heads, form), all but
         the first optional (`replaced.py`).  Such models have no tokens before the patches.  Dense blocks after an
@@ -186,11 +187,7 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
             raise ValueError(
                 f"ViT: transition_map=True is for families H8 and H2, which drop the symmetry, not for {self.family}."
             )
-        for name, value in dict(qk_norm=True, position="rotary").items():
-            if getattr(self, name) == value and "position" in self.parts:
-                raise ValueError(
-                    f"ViT: {name}={value!r} needs attention without relative positions; take adaptive=('token',)."
-                )
+        self._check_adaptive()
         if self.position == "rotary" and self.qk_norm:
             raise ValueError("ViT: position='rotary' is for attention without norms; take qk_norm=False.")
         if self.drop_path_groups is not None and isinstance(self.drop_path, tuple):
@@ -253,6 +250,18 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
         if self.pool_blocks > self.depth:
             raise ValueError(f"ViT: pool_blocks={self.pool_blocks} is more than the depth, {self.depth}.")
 
+    def _check_adaptive(self):
+        if self.keeps_symmetry and self.parts == ("token",):
+            raise ValueError(
+                f"ViT: adaptive=('token',) moves the grid of patches against their positions, which would end the "
+                f"symmetry of family {self.family}; take adaptive=True or ('position',)."
+            )
+        for name, value in dict(qk_norm=True, position="rotary").items():
+            if getattr(self, name) == value and "position" in self.parts:
+                raise ValueError(
+                    f"ViT: {name}={value!r} needs attention without relative positions; take adaptive=('token',)."
+                )
+
     def _check_blocks(self):
         k = self.equivariant_blocks
         if k is None:
@@ -291,9 +300,8 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
                 "class_token=False, registers=0 and pool='mean' (depthwise.replacement.patches_only)."
             )
         if self.replaced and "position" in self.parts:
-            raise ValueError(
-                "ViT: replaced blocks know no distances around the torus; take adaptive=('token',), or replaced=()."
-            )
+            fix = "adaptive=False" if self.keeps_symmetry else "adaptive=('token',)"
+            raise ValueError(f"ViT: replaced blocks know no distances around the torus; take {fix}, or replaced=().")
         if self.replaced and self.position == "rotary":
             raise ValueError("ViT: attention with position='rotary' has no replacement; take replaced=().")
 
@@ -306,6 +314,11 @@ class ViTConfig(AdaptiveConfig, ImageConfig):
     def leaves(self) -> str | None:
         """How the symmetry of the first k blocks ends; see `Family`."""
         return FAMILIES[self.family].leaves
+
+    @property
+    def keeps_symmetry(self) -> bool:
+        """Whether the logits are invariant under the group (families D and I)."""
+        return self.group is not None and self.leaves != "dropped"
 
     @property
     def ends_with_fields(self) -> bool:

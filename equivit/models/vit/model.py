@@ -91,7 +91,7 @@ class ViT(Switched):
     def pooled(
         self, images: jax.Array, *, keep: jax.Array | None = None, mask: jax.Array | None = None, **options: Any
     ) -> jax.Array:
-        """The input of the head, [*B, features]."""
+        """The input of the head, [*B, features]; `keep` and `mask` are as in `embed`."""
         x, layout = self.embed(images, keep, mask)
         if not isinstance(self.readout, BlocksReadout):
             return self.readout(self.trunk(x, layout, **options)[0], layout)
@@ -109,7 +109,7 @@ class ViT(Switched):
         mask: jax.Array | None = None,
         **options: Any,
     ) -> Features:
-        """The features as in `Model`.
+        """The features as in `Model`; `keep` and `mask` are as in `embed`.
 
         With `norm`, the tokens of a block pass through the transition (if it comes later) and the final norm, as if
         the remaining blocks were the identity.  Patches pass through norm and last MLP even if no logit depends on
@@ -138,7 +138,7 @@ class ViT(Switched):
     def tokens(self, images: jax.Array, *, keep: jax.Array | None = None, **options: Any) -> jax.Array:
         """All tokens after the last block and the final norm, as dense tokens [*B, prefix + N or K, width].
 
-        The order is class token, registers (in a Jumbo model the J rows), patches.
+        The order is class token, registers (in a Jumbo model the J rows), patches.  `keep` is as in `embed`.
         """
         x, layout = self.embed(images, keep)
         layout = layout._replace(reads_patches=True)
@@ -156,6 +156,8 @@ class ViT(Switched):
     ) -> dict[int, fields.Isotypic]:
         """The fields after the given blocks; the order of tokens is class, registers, patches.
 
+        `keep` and `mask` are as in `embed`.
+
         Raises:
           ValueError: a block is not equivariant.
         """
@@ -172,12 +174,13 @@ class ViT(Switched):
         x, layout = self.embed(images, keep)
         x = x if self.config.k else self._dense(x)  # the input of the first block
         looks = collecting(lambda block, x: collect(block, x, layout), len(self.blocks), self.blocks[0], x)
-        return self.trunk(x, layout, **looks)[1]
+        return self.evaluated().trunk(x, layout, **looks)[1]
 
     def folded(self, images: jax.Array, fold: Callable[[Any, Any, nnx.Module, Any, Layout], Any], carry: Any) -> Any:
         """`carry = fold(carry, index, block, x, layout)` for every block and its input x, in one pass."""
         x, layout = self.embed(images)
-        return self.trunk(x, layout, fold=lambda carry, i, block, x: fold(carry, i, block, x, layout), carry=carry)[1]
+        look = dict(fold=lambda carry, i, block, x: fold(carry, i, block, x, layout), carry=carry)
+        return self.evaluated().trunk(x, layout, **look)[1]
 
     def attention_weights(self, images: jax.Array, block: int, *, rows: int | None = None) -> jax.Array:
         """Softmax weights of a block's attention, [*B, heads, rows, N]; the order is class, registers, patches.
@@ -188,7 +191,7 @@ class ViT(Switched):
         """
         self.blocks.check(block)
         x, layout = self.embed(images)
-        x, _ = self.trunk(x, layout, stop=block)
+        x, _ = self.evaluated().trunk(x, layout, stop=block)
         return self.blocks[block].attention_weights(x, rows, layout)
 
     def embed(
@@ -197,8 +200,9 @@ class ViT(Switched):
         """The input tokens of the first block, and their layout.
 
         Args:
-          keep: [*B, K], indices of the patch tokens to keep, row by row over the grid; None keeps all.
-          mask: [*B, N], True where a patch token is replaced by the mask token.
+          keep: int [*B, K], indices of the patch tokens to keep, row by row over the grid; None keeps all.  They must
+            lie between 0 and N - 1, which is not checked.
+          mask: bool [*B, N], True where a patch token is replaced by the mask token.
         """
         return self._embed(self.place(images)[0], keep, mask)
 
@@ -219,10 +223,12 @@ class ViT(Switched):
         (height, width), (rows, columns) = images.shape[-3:-1], self.config.patch_size
         full, x = (height // rows, width // columns), self.patch_embed(images)
         if mask is not None:
+            _check_patches("mask", mask, jnp.bool_, (*images.shape[:-3], math.prod(full)))
             x = self._masked(x, mask)
         if self.position is not None:
             x = add_positions(x, self.position(full))
         if keep is not None:
+            _check_patches("keep", keep, jnp.integer, (*images.shape[:-3], "K"))
             x = jax.tree.map(lambda leaf: _gather(leaf, keep), x)
         layout = Layout(full if keep is None else (), 0 if self.prefix is None else self.prefix.number)
         if self.prefix is not None:
@@ -297,6 +303,17 @@ class ViT(Switched):
 
 def _modules(module: nnx.Module | None) -> tuple[nnx.Module, ...]:
     return () if module is None else (module,)
+
+
+def _check_patches(name: str, value: Any, kind: Any, shape: tuple[Any, ...]) -> None:
+    """Raise ValueError unless `keep` or `mask` is an array of this kind and shape, whose last axis may be "K"."""
+    found = getattr(value, "shape", ())
+    wanted = (*shape[:-1], *found[-1:]) if shape[-1] == "K" else shape
+    if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, kind) or found != wanted:
+        has = f"{value.dtype} {list(found)}" if hasattr(value, "dtype") else f"a {type(value).__name__}"
+        noun = "booleans" if kind is jnp.bool_ else "integers"
+        axes = ", ".join(map(str, shape))
+        raise ValueError(f"ViT: {name} is {has}; it must be an array of {noun} [{axes}].")
 
 
 def _gather(leaf: jax.Array, keep: jax.Array) -> jax.Array:
