@@ -131,6 +131,7 @@ def test_stopped_killed_and_resumed_equals_uninterrupted(uninterrupted):
     assert soak.run_losses(workdir, whole) == []
 
 
+@pytest.mark.slow
 def test_the_soak_notices_what_is_lost(uninterrupted, tmp_path, monkeypatch):
     whole, run = uninterrupted[0], tmp_path / "run"
     shutil.copytree(whole, run)
