@@ -3,7 +3,7 @@
 import statistics
 
 from experiments.studies import differences
-from tests.experiments.pages.figures import Page, entry, error, gap, spread, verdict
+from tests.experiments.pages.figures import ROOT, Page, entry, error, gap, spread, verdict
 
 PAGE = Page("studies/depthwise")
 NAME = "depthwise_small_images"
@@ -18,6 +18,19 @@ def depthwise_small():
     names |= {"one-stage": "lowest, one-stage", "frozen": "lowest, frozen", "ens_dw": "lowest, Ens+DW"}
     for row in sets[0]:
         yield [names.get(row, row), *(spread(rows[row]) if row in rows else "" for rows in sets)]
+
+
+@PAGE.table("CIFAR-10, Xavier, 4 epochs | before stage 2 | after | squared error before")
+def depthwise_from_xavier():
+    found = entry(f"studies/{NAME}", "cifar10_xavier")
+    for row, after in found["rows"].items():
+        before, errors = found["before"].get(row), found["errors"].get(row)
+        yield [
+            row,
+            spread(before) if before else "",
+            spread(after),
+            f"{statistics.fmean(errors):.2f}" if errors else "",
+        ]
 
 
 @PAGE.table(
@@ -36,6 +49,7 @@ def depthwise_forms():
 
 
 def sentences():
+    yield from xavier_sentences()
     printed = [("lowest - highest", f"{data}_printed") for data in SETS] + [("lowest - one-stage", "cifar10_printed")]
     words = "by {} points on CIFAR-10 (standard error {}), {} on blood cells ({}) and {} on CamVid ({}), "
     words += "and two stages are {} points above one ({}). None of these is resolved"
@@ -58,3 +72,27 @@ def sentences():
     others = [verdict(NAME, "attention - identity", f"{data}_forms") for data in ("cifar10", "camvid")]
     pairs = [verdict(NAME, pair, key) for pair, key in printed] + [verdict(*form) for form in forms] + others
     assert set(pairs) == {"not resolved"} and {verdict(*kept), verdict(*linear)} == {"resolved"}
+
+
+def xavier_sentences():
+    found = entry(f"studies/{NAME}", "cifar10_xavier")
+
+    def said(pair: str, when: str = "gains") -> str:
+        gain = found[when][pair]
+        points = f"{100 * abs(gain['gap']):.1f} points ({100 * gain['standard_error']:.1f}, "
+        return f"{points}{'resolved' if differences.resolved(gain) else 'not resolved'})"
+
+    before, blur, squares = "gains_before", "lowest - normal", "least squares - lowest"
+    yield f"Before stage 2 lowest Sigma is {said('lowest - highest', before)} above highest"
+    yield f"and {said('lowest - identity', before)} above one linear map"
+    yield f"After stage 2 lowest is {said('lowest - highest')} above highest"
+    yield f"and two stages are {said('lowest - one-stage')} above one"
+    linear = said("attention - identity")
+    yield f"Attention ends {said('attention - lowest')} above lowest and {linear} above the linear map"
+    yield f"The blur is {said(blur, before)} above normal taps before stage 2 and {said(blur)} after"
+    yield f"least squares {said(squares, before)} above the blur before it and {said(squares)} after"
+    results = (ROOT / "docs/results.md").read_text()
+    points = [f"{100 * found[when]['lowest - highest']['gap']:.1f}" for when in (before, "gains")]
+    assert "from Xavier's weights {} points above before stage 2 and {} after;".format(*points) in results
+    two = found["gains"]["lowest - one-stage"]
+    assert f"{100 * two['gap']:.1f} points from Xavier's weights" in results and differences.resolved(two)
