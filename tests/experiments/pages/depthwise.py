@@ -89,7 +89,7 @@ def xavier_sentences():
     yield f"and two stages are {said('lowest - one-stage')} above one"
     linear = said("attention - identity")
     yield f"Attention ends {said('attention - lowest')} above lowest and {linear} above the linear map"
-    yield f"The blur is {said(blur, before)} above normal taps before stage 2 and {said(blur)} after"
+    yield f"The blur is {said(blur, before)} above normal taps before stage 2 and {said(blur)} below after"
     yield f"least squares {said(squares, before)} above the blur before it and {said(squares)} after"
     results = (ROOT / "docs/results.md").read_text()
     points = [f"{100 * found[when]['lowest - highest']['gap']:.1f}" for when in (before, "gains")]
