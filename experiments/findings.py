@@ -113,7 +113,7 @@ class Entry:
         return self._settings | {name: self.rows(name) for name in self._tables}
 
     def _elsewhere(self) -> str:
-        """The other machine or the other versions of earlier rows; "" if they are those of this run."""
+        """The machine or the versions of earlier rows where they differ from this run's; else ""."""
         before = self._before or self._facts
         if before["device"]["name"] != self._facts["device"]["name"]:
             return before["device"]["name"]

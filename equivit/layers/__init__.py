@@ -1,6 +1,6 @@
 """Layers, one family per file.
 
-A layer has the role of the dense layer of the same name.  Those of `isotypic.py` take a `group` and map fields.
+Layers of the same name play the same role.  The layers in `isotypic.py` take a `group`, and map fields to fields.
 """
 
 import equivit

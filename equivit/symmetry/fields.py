@@ -142,7 +142,7 @@ def _addend(field: Isotypic, sign: str, other: Any) -> Isotypic:
 
 
 def _indexed(entry: Any) -> int:
-    """The number of axes that an entry of an index takes: those of a mask, or one."""
+    """The number of axes that an entry of an index takes: one, or as many as a mask has."""
     if entry is None or entry is ...:
         return 0
     return entry.ndim if getattr(entry, "dtype", None) == np.bool_ else 1

@@ -7,7 +7,8 @@ on the test images are reported at that rate.  A seed draws the initial weights,
 the images, which are the same for all rates and arms.
 
 The JSON has an entry for each GPU, with a cell for each arm of a table and the settings of its runs.  It is written
-after each cell; the next run measures the remaining ones, and those of other settings.  --quick has another entry.
+after each cell.  The next run skips the cells that were measured with its settings.  --quick writes an entry of its
+own.
 """
 
 import itertools

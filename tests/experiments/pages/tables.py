@@ -186,7 +186,7 @@ def hematology():
 def sentences():
     cells = entry("tables/octic/hematology")["results"]
     before, after = (cells[f"cells/I8, {when}"]["linear"]["accuracy"] for when in ("before", "after"))
-    yield f"except that of I8's linear probe, +{100 * (after - before):.1f} points"
+    yield f"but I8's linear probe, by +{100 * (after - before):.1f} points"
     rows = entry("tables/octic/complexity")["rows"]["h"]
     mib = {name: rows[name]["forward_mib"] for name in ("plain", "D8", "timm")}
     ours, timm = (mib[name] / mib["D8"] for name in ("plain", "timm"))
