@@ -207,11 +207,13 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def cached(path: pathlib.Path, compute: Callable[[], Any]) -> Any:
-    """The object in a JSON file, computed and written where there is no file."""
-    if not path.is_file():
-        files.write_text(path, json.dumps(compute(), indent=1) + "\n")
-    return json.loads(path.read_text())
+def cached(path: pathlib.Path, compute: Callable[[], Any], settings: Mapping[str, Any] | None = None) -> Any:
+    """The object in a JSON file, computed and written where there is no file, or its settings were others."""
+    settings = json.loads(json.dumps(settings or {}))
+    if (known := read_json(path)).get("settings") != settings:
+        files.write_text(path, json.dumps(dict(settings=settings, result=compute()), indent=1) + "\n")
+        known = read_json(path)
+    return known["result"]
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:

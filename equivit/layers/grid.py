@@ -51,6 +51,21 @@ class Frame:
         return dataclasses.replace(self, stride=(self.stride[0] * stride[0], self.stride[1] * stride[1]))
 
 
+def required(layout: Layout | None, name: str) -> Layout:
+    """The layout of a layer that needs one; ValueError, which names the layer, if there is none."""
+    if layout is None:
+        raise ValueError(f"{name}: the layer needs the grid of its tokens; pass layout=Layout(grid=(h, w)).")
+    return layout
+
+
+def grid_of(layout: Layout | None, name: str) -> tuple[int, int]:
+    """The grid (h, w) of patches; ValueError, which names the layer, without a layout or if patches were removed."""
+    grid = required(layout, name).grid
+    if len(grid) != 2:
+        raise ValueError(f"{name}: patches were removed (keep=), so the others do not fill a grid.")
+    return grid[0], grid[1]
+
+
 def check_grid(image_size: tuple[int, ...], patch_size: tuple[int, int], name: str) -> tuple[int, int]:
     """The token grid (h, w); ValueError if the patch size does not divide the image size."""
     for axis, size, patch in zip(("height", "width"), image_size, patch_size, strict=True):
@@ -73,7 +88,8 @@ def check_images(images: jax.Array, in_channels: int, patch_size: tuple[int, int
     """The token grid of images [*B, H, W, C]; ValueError for a wrong rank, type, channel count or size."""
     if getattr(images, "ndim", 0) < 4 or images.shape[-1] != in_channels:
         check_array("images", images, f"[*B, H, W, {in_channels}]")
-        raise ValueError(f"images {images.shape} must be [*B, H, W, {in_channels}].")
+        near = "; images[None] is a batch of one" if getattr(images, "ndim", 0) == 3 else ""
+        raise ValueError(f"images {images.shape} must be [*B, H, W, {in_channels}]{near}.")
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise ValueError(
             f"images are {images.dtype}; they must be floating point, normalised by mean and standard deviation."

@@ -18,7 +18,7 @@ from flax import nnx
 from equivit.derivatives import linear
 from equivit.kernels.attention import reference
 from equivit.layers import dense, isotypic
-from equivit.layers.grid import Layout
+from equivit.layers.grid import Layout, grid_of
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC, Group
@@ -154,13 +154,13 @@ class _ByDistance:
     """The methods of an attention with a vector for each distance, `distances`."""
 
     def __call__(self: Any, x: Any, layout: Layout | None = None) -> Any:
+        grid = grid_of(layout, "relative positions")
         q, k, v = self.heads(x)
-        grid = grid_of(layout)
         return self.projected(attend(q, k, v, self.distances(grid), pairs(grid)))
 
     def weights(self: Any, x: Any, rows: int | None = None, layout: Layout | None = None) -> jax.Array:
+        grid = grid_of(layout, "relative positions")
         q, k, _ = self.heads(x)
-        grid = grid_of(layout)
         return weights(q, k, self.distances(grid), pairs(grid))[..., :rows, :]
 
 
@@ -178,10 +178,3 @@ class IsotypicAttention(_ByDistance, isotypic.Attention):
     def __init__(self, width: int, num_heads: int, grid: Pair, *, group: Group, rngs: nnx.Rngs, **options):
         super().__init__(width, num_heads, group=group, rngs=rngs, **options)
         self.distances = IsotypicDistances(grid, width // num_heads, group=group, rngs=rngs)
-
-
-def grid_of(layout: Layout | None, positions: str = "relative positions") -> Pair:
-    """The grid of tokens; ValueError if some of them were removed, which names the kind of positions."""
-    if layout is None or len(layout.grid) != 2:
-        raise ValueError(f"{positions}: patches were removed (keep=), so the others do not fill a grid.")
-    return layout.grid[0], layout.grid[1]

@@ -17,8 +17,7 @@ from equivit import errors
 from equivit.kernels.attention import attend, weights
 from equivit.kernels.product import add_bias
 from equivit.layers import dense
-from equivit.layers.grid import Layout
-from equivit.layers.relative import grid_of
+from equivit.layers.grid import Layout, grid_of
 
 BASE = 100.0  # frequency i of n is BASE^(-i / n) turns for half the side of an image
 

@@ -197,7 +197,8 @@ class Runs:
         init, before = self.stage1(), dict(before=self.row("stage 1").after, error=None)
         if row.blocks is not None:
             init = self.place / "starts" / _slug(name)
-            before = findings.cached(init.with_name(f"{init.name}.json"), lambda: self.started(row, init))
+            kept, settings = init.with_name(f"{init.name}.json"), dict(images=self.options.images)
+            before = findings.cached(kept, lambda: self.started(row, init), settings)
         return Figures(before["before"], self.trained(name, row.stage, **keys, init=init), before["error"])
 
     def started(self, row: Row, place: pathlib.Path) -> dict[str, float]:
@@ -264,7 +265,7 @@ class Runs:
             scores = fit.damage(model, images) if name == "damage" else selection.sigma(model, images).blocks
             return scores.tolist()
 
-        return np.array(findings.cached(self.place / f"{name}.json", measure))
+        return np.array(findings.cached(self.place / f"{name}.json", measure, dict(images=self.options.images)))
 
     def measured(self, stage1: pathlib.Path) -> tuple[Any, TrainingImages]:
         """The model of stage 1 and the images that it is measured on."""

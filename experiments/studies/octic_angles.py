@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 from equivit.data.pixels import normalize
 from equivit.guarantees.measured import STEP, turned
 from equivit.training import checkpoints
+from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.findings import Claim
 from experiments.studies import differences, held_out, octic_equal_compute, several_seeds
@@ -78,7 +79,8 @@ def figures(options: argparse.Namespace, arm: str, chosen: Mapping[str, Any], se
     config = octic_equal_compute.config_of(options.data, model, equal, *texts)
     workdir = options.workdir / arm.replace(", ", "_") / f"seed_{seed}"
     several_seeds.trained(config, workdir)
-    return findings.cached(workdir.with_name(f"{workdir.name}_angles.json"), lambda: at_angles(config, workdir))
+    kept = workdir.with_name(f"{workdir.name}_angles.json")
+    return findings.cached(kept, lambda: at_angles(config, workdir), configs.flat(configs.plain(config.data)))
 
 
 def mean_colour(data: ConfigDict) -> tuple[int, ...]:

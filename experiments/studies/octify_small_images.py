@@ -147,7 +147,8 @@ def averaged(config, teacher: pathlib.Path) -> dict[str, float]:
             right.append(np.asarray(predict(images[start : start + BATCH])) == labels[start : start + BATCH])
         return dict.fromkeys(FIGURES, float(np.concatenate(right).mean()))
 
-    return findings.cached(teacher.with_name("teacher_averaged.json"), evaluate)
+    path, settings = teacher.with_name("teacher_averaged.json"), configs.flat(configs.plain(config.data))
+    return findings.cached(path, evaluate, settings)
 
 
 def octified(options, family: str, teacher, place: pathlib.Path, steps: int, seed: int) -> pathlib.Path:

@@ -148,11 +148,7 @@ def at_start(config, place) -> dict[str, float]:
     """The scores of frozen features before training, kept beside the run with the settings they depend on."""
     path, settings = place.with_name(f"{place.name}_begun.json"), configs.flat(configs.plain(config))
     settings = {key: value for key, value in settings.items() if not key.startswith(TRAINING)}
-    known = findings.read_json(path)
-    if known.get("settings") != settings:
-        known = dict(settings=settings, scores=_scores_at_start(config))
-        files.write_text(path, json.dumps(known, indent=1) + "\n")
-    return known["scores"]
+    return findings.cached(path, lambda: _scores_at_start(config), settings)
 
 
 def _scores_at_start(config) -> dict[str, float]:

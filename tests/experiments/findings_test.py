@@ -56,6 +56,19 @@ def test_the_same_results_keep_the_commit_that_made_them(tmp_path, monkeypatch):
         assert findings.read(options)["main"]["commit"] == expected
 
 
+def test_a_kept_result_is_computed_again_for_other_settings(tmp_path):
+    computed = []
+
+    def square(number):
+        computed.append(number)
+        return [number**2]
+
+    for number in (2, 2, 3, 3):
+        found = findings.cached(tmp_path / "square.json", lambda n=number: square(n), dict(sides=(number,)))
+        assert found == [number**2]
+    assert computed == [2, 3]
+
+
 class TestEntry:
     """A script that squares numbers."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from equivit.layers import dense
 from equivit.models import decoders, zoo
 from tests.models.adaptive import ADAPTIVE
 from tests.models.backbones import BACKBONES
@@ -62,6 +63,21 @@ def test_a_keep_or_mask_of_other_images_is_refused(options, message):
     model = zoo.abstract("vit_ti16", **VIT, mask_token=True)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda model, x: model(x, **options), model, _inputs(model, 2))
+
+
+def test_one_image_without_a_batch_axis_is_refused():
+    model = zoo.abstract("vit_ti16", **VIT)
+    with pytest.raises(ValueError, match=r"images \(8, 8, 3\) must be .*; images\[None\] is a batch of one"):
+        jax.eval_shape(lambda model, x: model(x), model, jax.ShapeDtypeStruct((8, 8, 3), jnp.float32))
+
+
+@pytest.mark.parametrize("name", ["swin_t", "swinv2_t", "mvitv2_t", "dinov3_vit_s16"])
+def test_a_layer_that_needs_the_grid_of_its_tokens_asks_for_it(name):
+    model = zoo.abstract(name, **dict(depth=1, width=32, num_heads=2) if name.startswith("dino") else {})
+    layers = [m for _, m in nnx.iter_modules(model) if isinstance(m, dense.Attention)]
+    tokens = jax.ShapeDtypeStruct((1, 49, 32), jnp.float32)
+    with pytest.raises(ValueError, match=r"needs the grid of its tokens; pass layout=Layout\(grid=\(h, w\)\)"):
+        jax.eval_shape(lambda layer, x: layer(x), layers[0], tokens)
 
 
 def test_an_empty_batch_runs():

@@ -20,7 +20,7 @@ from equivit.layers import dense
 from equivit.layers.block import branch_path
 from equivit.layers.convolution import DepthwiseConv, Pair
 from equivit.layers.dropout import Key, Rate, split
-from equivit.layers.grid import Layout
+from equivit.layers.grid import Layout, required
 from equivit.models.mvit import pooling as adaptive_pooling
 from equivit.models.mvit.pooling import Maps, Pools
 from equivit.models.mvit.position import CircularPosition, DecomposedPosition
@@ -85,7 +85,7 @@ class PoolingAttention(dense.Attention):
 
     def attended(self, x: jax.Array, layout: Layout | None) -> State:
         """The attended tokens, and the chosen phases of queries ("q") and of keys and values ("kv")."""
-        assert layout is not None
+        layout = required(layout, type(self).__name__)
         first, maps = zip(*(split_prefix(part, layout) for part in self.heads(x)), strict=True)
         (q,), chosen = self._pooled("q", (self.pool_q,), (maps[0],))
         (k, v), others = self._pooled("kv", (self.pool_k, self.pool_v), (maps[1], maps[2]))

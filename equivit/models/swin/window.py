@@ -20,7 +20,7 @@ from jax.nn.initializers import Initializer
 from equivit.kernels.attention import attend
 from equivit.kernels.product import add_bias
 from equivit.layers import dense
-from equivit.layers.grid import Layout
+from equivit.layers.grid import Layout, required
 from equivit.layers.position import resize
 
 Pair = tuple[int, int]
@@ -233,7 +233,7 @@ class WindowAttention(dense.Attention):
 
     def __call__(self, x: jax.Array, layout: Layout | None = None, phase: int = 0, *, train: bool = False) -> jax.Array:
         """The attended tokens; `phase` 1 shifts the windows by `layout.shift`, and `train` is unused."""
-        assert layout is not None
+        layout = required(layout, type(self).__name__)
         h, w = layout.grid
         windows = Windows((h, w), self.window, layout.shift if phase else (0, 0))
         bias = self.position((self.around and h == self.window[0], self.around and w == self.window[1]))

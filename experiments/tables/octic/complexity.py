@@ -76,6 +76,8 @@ def main(arguments=None) -> int:
     if "train" in options.phases and not importlib.util.find_spec("ml_collections"):
         options.phases.remove("train")
         budget.left_out.append("training steps: ml_collections is not installed")
+    chosen = {key: getattr(options, key) for key in ("train_runs", "models", "families", "phases")}
+    entry = findings.Entry(options, dict(**measuring.settings(options), **chosen), budget)
     for size in options.models:
         rows[size] = {family: counted(size, family) for family in FLAVOURS if family in ("plain", *options.families)}
         for phase in options.phases:
@@ -88,8 +90,7 @@ def main(arguments=None) -> int:
     judged = machine.on_gpu() and not options.quick
     claims = [claim for size in rows for claim in claims_of(size, rows[size], judged=judged)]
     paper = {size: PAPER[size] for size in options.models}
-    results = dict(**measuring.settings(options), train_runs=options.train_runs, rows=rows, paper=paper)
-    status = findings.finish(options, results, claims, budget)
+    status = entry.finish(claims, rows=rows, paper=paper)
     draw(rows, findings.picture(options))
     return status
 

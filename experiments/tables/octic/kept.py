@@ -1,9 +1,11 @@
 """Results of evaluations that lie in the directory of a run, with the settings that they were computed with."""
 
+import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from equivit import files
 from experiments import findings
 
 
@@ -12,7 +14,9 @@ def kept(path: pathlib.Path, settings: Mapping[str, Any], compute: Callable[[], 
 
     Raises ValueError if they were computed with other settings; a file without settings is of an earlier version.
     """
-    found = findings.cached(path, lambda: {**compute(), "settings": settings})
+    if not (found := findings.read_json(path)):
+        found = {**compute(), "settings": settings}
+        files.write_text(path, json.dumps(found, indent=1) + "\n")
     before = found.pop("settings", settings)
     if other := sorted(key for key in settings if before.get(key) != settings[key]):
         changes = ", ".join(f"{key}={before.get(key)!r}" for key in other)

@@ -51,6 +51,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--memory_gib", type=float, help="memory to plan with; default: what the device reports")
     options = parser.parse_args(arguments)
     budget, rows = timing.Budget(options.minutes), {}
+    entry = findings.Entry(options, dict(**measuring.settings(options), models=options.models), budget)
     for key in options.models:
         paper = {f"{name}_paper": value for name, value in PAPER[key].items() if value is not None}
         rows[key] = dict(model=MODELS[key][0], **paper, flops=flops(key))
@@ -60,7 +61,7 @@ def main(arguments=None) -> int:
     print(f"octic over plain, batch {options.batch}, {options.precision} precision{note}")
     print(findings.table(list(rows.values()), COLUMNS))
     claims = claims_of(rows, judged=machine.on_gpu() and not options.quick)
-    return findings.finish(options, dict(**measuring.settings(options), rows=rows), claims, budget)
+    return entry.finish(claims, rows=rows)
 
 
 def flops(key: str) -> float:

@@ -18,6 +18,11 @@ SIGMA, DAMAGE = [3.0, 1.0, 6.0, 2.0, 5.0, 4.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 GATES = (0, 2, 4)
 
 
+def plant(path, scores, images):
+    """A file of scores, as if they had been measured."""
+    path.write_text(json.dumps(dict(settings=dict(images=images), result=scores)))
+
+
 @pytest.fixture
 def trained(monkeypatch):
     """Nothing is trained: figures are made up, what stage 1 knows is planted, and what would be trained is kept."""
@@ -26,7 +31,7 @@ def trained(monkeypatch):
     def made(config, place):
         place.mkdir(parents=True, exist_ok=True)
         for name, scores in dict(sigma=SIGMA, damage=DAMAGE).items():
-            (place.parent / f"{name}.json").write_text(json.dumps(scores))
+            plant(place.parent / f"{name}.json", scores, images=1000)
         configurations[f"{place.parent.name}/{place.name}"] = config
         figure = 0.5 + 0.01 * config.seed - 0.1 * (place.name == "highest")
         return {f"eval/{name}": figure for name in ("accuracy/top1", "segmentation/miou")}
@@ -148,11 +153,13 @@ def test_scores_are_measured_once_on_the_images_of_stage_1(tmp_path, monkeypatch
     monkeypatch.setattr(script.fit, "damage", damage)
     options = SimpleNamespace(workdir=tmp_path, images=60, seeds=[0], rows=["damage"])
     (tmp_path / "seed_0").mkdir()
-    (tmp_path / "seed_0/sigma.json").write_text(json.dumps(SIGMA))
+    plant(tmp_path / "seed_0/sigma.json", SIGMA, images=60)
     runs = script.Runs(script.STUDIES["cifar10"], options, 0)
     for _ in range(2):
         assert runs.choices() == {"damage": [0, 1, 2], "sigma of all": SIGMA, "damage of all": DAMAGE}
     assert measured == [("the ViT", [50, 10])]
+    options.images = 50  # what was measured on other images is measured again
+    assert runs.scores("damage").tolist() == DAMAGE and measured[1:] == [("the ViT", [50])]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ class TestScaling:
         assert row["plain_per_second"] == pytest.approx(2e3 / row["plain_milliseconds"])
         assert row["memory"] == pytest.approx(row["plain_mib"] / row["octic_mib"]) and row["plain_mib"] > 0
         assert any("throughput ratio of a block" in claim["text"] for claim in written["claims"])
+        with pytest.raises(ValueError, match="was measured with models=.*; name another one with --entry"):
+            scaling.main([*options, "--models=h", f"--output={tmp_path / 'results.json'}"])
 
     def test_all_flops_are_the_papers(self):
         for key in scaling.MODELS:
