@@ -37,14 +37,14 @@ def using(implementation: str) -> Iterator[None]:
     Raises:
       ValueError: an unknown implementation.
     """
-    token = AUTO.set(chosen("kernels.using", implementation))
+    token = AUTO.set(resolve("kernels.using", implementation))
     try:
         yield
     finally:
         AUTO.reset(token)
 
 
-def chosen(name: str, implementation: str) -> str:
+def resolve(name: str, implementation: str) -> str:
     """Resolve "auto" by `using`; ValueError unless `implementation` is one of IMPLEMENTATIONS."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{name}: {implementation=} is not one of {', '.join(map(repr, IMPLEMENTATIONS))}.")

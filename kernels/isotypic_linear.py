@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equivit.kernels.product import LINEAR, bilinear, kept
+from equivit.kernels.product import LINEAR, bilinear, named_product
 
 Field = tuple[jax.Array, ...]
 # Weights like the arrays of a field, lines [i, C, F] and planes [2C, 2F] for both rows; bias [F] or None.
@@ -19,7 +19,7 @@ def linear(field: Field, map: Linear) -> Field:
     """x W + b: one matrix [C, F] for all rows of an array, or one per row [i, C, F]; b is added to the first row."""
     (weights, bias) = map
     with jax.named_scope("linear"):
-        first, *others = (kept(_product(x, w)) for x, w in zip(field, weights, strict=True))
+        first, *others = (named_product(_product(x, w)) for x, w in zip(field, weights, strict=True))
         return first if bias is None else add_to_first(first, bias), *others
 
 

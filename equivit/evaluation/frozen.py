@@ -48,7 +48,7 @@ class Patches(NamedTuple):
     """The patch tokens of images, and their label maps."""
 
     grid: Grid  # float32 [N, h, w, D], of the last block
-    maps: np.ndarray  # int32 [N, H, W], on the images; `grid.framed(maps)` has the pixels of each token
+    maps: np.ndarray  # int32 [N, H, W], on the images; `grid.to_grid(maps)` has the pixels of each token
     index: np.ndarray  # as of `Images`
 
 

@@ -27,7 +27,7 @@ REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names("product"),  # `kernels.product.kept`
+        jax.checkpoint_policies.save_only_these_names("product"),  # `kernels.product.named_product`
     ),
 }
 
@@ -115,7 +115,7 @@ class Stack(nnx.Module):
         """A stack of the given blocks."""
         return cls._of_groups([list(group) for _, group in itertools.groupby(blocks, _kind)], remat, unroll)
 
-    def apart(self) -> "Stack":
+    def unstacked(self) -> "Stack":
         """The same blocks, unrolled, each a separate run with separate parameter arrays.
 
         A program reads these directly; it may copy each row of stacked parameters at every run.

@@ -33,8 +33,8 @@ class AdaptiveConfig:
       KNOWN_PARTS: the parts of the family that may be adaptive.
       select: phases are chosen by the norm of the output ("output", Eq. 15 and 22) or of the input on the lattice
         ("input"), which is almost free.  In models with a symmetry group, the input is read at the corners of patches.
-      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content (`placed`), which makes
-        ties and rounding shift-invariant.
+      anchor: if all parts are adaptive, first roll the image into a frame chosen by its content (`aligned`), so
+        that ties and rounding are shift-invariant.
     """
 
     KNOWN_PARTS: ClassVar[tuple[str, ...]]
@@ -58,7 +58,7 @@ class AdaptiveConfig:
         return self.anchor and self.parts == self.KNOWN_PARTS
 
 
-def placed(
+def aligned(
     images: jax.Array,
     config: Any,
     kernel: jax.Array,

@@ -28,24 +28,24 @@ class Grid:
     stride: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     offset: jax.Array
 
-    def placed(self, maps: Any) -> Any:
+    def to_image(self, maps: Any) -> Any:
         """Move pixel maps [*B, H, W, ...] from the frame of the grid to the frame of the image.
 
         NumPy arrays stay on the host.
         """
         return _rolled(maps, self.offset)
 
-    def framed(self, maps: Any) -> Any:
+    def to_grid(self, maps: Any) -> Any:
         """Move pixel maps [*B, H, W, ...] from the frame of the image to the frame of the grid.
 
-        The inverse of `placed`.  The pixels of token (i, j) are then those from (i, j) stride on.
+        The inverse of `to_image`.  The pixels of token (i, j) are then those from (i, j) stride on.
         """
         return _rolled(maps, -self.offset)
 
     def pixels(self) -> jax.Array:
         """The value of each pixel's token, in the frame of the image: [*B, h sh, w sw, D]."""
         values, (height, width) = self.values, self.stride
-        return self.placed(values.repeat(height, axis=-3).repeat(width, axis=-2))
+        return self.to_image(values.repeat(height, axis=-3).repeat(width, axis=-2))
 
     def turned(self, element: str) -> "Grid":
         """The same tokens on the image transformed by an element of the octic group.

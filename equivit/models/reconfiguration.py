@@ -33,8 +33,8 @@ class Changes(NamedTuple):
         return _report(self) or "all kept"
 
 
-class Remade(NamedTuple):
-    """The names of all logical tensors of a model and its remade form: those kept as they are, and its `Changes`."""
+class RebuildReport(NamedTuple):
+    """The names of the tensors that `rebuild` kept as they are, and its `Changes`."""
 
     kept: tuple[str, ...]
     resized: tuple[str, ...]
@@ -65,10 +65,10 @@ def reconfigure(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -
     return _built("reconfigure", model, fields, rngs, draw=False)
 
 
-def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, Remade]:
+def rebuild(model: ModelModule, *, rngs: nnx.Rngs | None = None, **fields) -> tuple[ModelModule, RebuildReport]:
     """As `reconfigure`, for another family, width or depth: keep the tensors that fit, and draw all others.
 
-        model, report = remade(model, family="H8", draw=nnx.Rngs(0))
+        model, report = rebuild(model, family="H8", rngs=nnx.Rngs(0))
         print(report)   # kept: blocks.10.attention.proj.bias, ... and 84 more; resized: ...; drawn: ...; dropped: ...
 
     A plain ViT made H8 keeps its dense blocks and its head.  Of the positions it keeps the part that the group leaves
@@ -76,14 +76,14 @@ def remade(model: ModelModule, *, draw: nnx.Rngs | None = None, **fields) -> tup
     follows the family.
 
     Args:
-      draw: initialises the tensors that do not fit; seed 0 if None.
+      rngs: initialises the tensors that do not fit; seed 0 if None.
 
     Raises:
       ValueError: an unknown field, or incompatible values.
     """
-    new, changes = _built("remade", model, fields, draw, draw=True)
+    new, changes = _built("rebuild", model, fields, rngs, draw=True)
     names = {str(name) for table in logical.names(new, nnx.Variable).values() for name in table.flat}
-    return new, Remade(tuple(sorted(names - {*changes.resized, *changes.drawn})), *changes)
+    return new, RebuildReport(tuple(sorted(names - {*changes.resized, *changes.drawn})), *changes)
 
 
 def _built(name: str, model: ModelModule, fields: dict[str, Any], rngs: nnx.Rngs | None, *, draw: bool):
@@ -127,7 +127,7 @@ def fitting_tensors(model: ModelModule, config: Config, *, draw: bool = False) -
     """The logical tensors of `model` that fit a model of `config`, and the changes; as in `reconfigure`.
 
     Args:
-      draw: draw the tensors that do not fit, as in `remade`, instead of raising an error.
+      draw: draw the tensors that do not fit, as in `rebuild`, instead of raising an error.
     """
     new = _abstract(config)
     tables = logical.tensors(new, nnx.Variable).values()

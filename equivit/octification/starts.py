@@ -16,7 +16,7 @@ from flax import nnx
 from equivit import logical
 from equivit.depthwise.equations import Regression, of_map, streamed
 from equivit.layers.isotypic import fundamental_domain
-from equivit.models.reconfiguration import remade
+from equivit.models.reconfiguration import rebuild
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
 from equivit.objectives import feature_matching
@@ -40,7 +40,7 @@ def octic(teacher: ViT, octic_fields: Mapping[str, Any], start: str, rngs: nnx.R
         patch kernels span the symmetric parts of the teacher's kernels, and positions are the symmetric part of the
         teacher's in that basis.
     """
-    model, _ = remade(teacher, draw=rngs, **octic_fields)
+    model, _ = rebuild(teacher, rngs=rngs, **octic_fields)
     return put(model, projected(teacher, model)) if start == "projected" else model
 
 

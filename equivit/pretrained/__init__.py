@@ -237,10 +237,10 @@ def _kinds(source: str) -> list[Format]:
 def _opened(kinds: list[Format], content: Any) -> tuple[Format, dict[str, np.ndarray], list[str]]:
     """The format of a file, its state dict, and the names of dropped tensors."""
     for format in kinds:
-        apart = content if format.unstacked is None else format.unstacked(content)
+        unstacked = content if format.unstacked is None else format.unstacked(content)
         # A format's renaming may merge names of another format's file, so only marked files are read with it.
-        if reading.is_marked(apart, format.rename, format.mark) or (format is kinds[-1] and kinds is not _ALL):
-            return format, *reading.state_dict(apart, format.rename, format.ignored, format.mark)
+        if reading.is_marked(unstacked, format.rename, format.mark) or (format is kinds[-1] and kinds is not _ALL):
+            return format, *reading.state_dict(unstacked, format.rename, format.ignored, format.mark)
     first = errors.listed(list(reading.state_dict(content)[0])[:3])
     raise ValueError(
         f"weights: names such as {first} match none of the sources {', '.join(FORMATS)}; if they are spelled "

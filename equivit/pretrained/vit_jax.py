@@ -99,15 +99,15 @@ def _attention(config: ViTConfig, ours: str, theirs: str) -> dict[str, Any]:
     heads = config.num_heads
     qkv = tuple(f"{theirs}.{name}" for name in ("query", "key", "value"))
 
-    def apart(whole: np.ndarray) -> tuple[np.ndarray, ...]:
+    def split(whole: np.ndarray) -> tuple[np.ndarray, ...]:
         return tuple(part.reshape(*part.shape[:-1], heads, -1) for part in np.split(whole, 3, axis=-1))
 
     def joined(*parts: np.ndarray) -> np.ndarray:
         return np.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1)
 
     return {
-        f"{ours}.qkv.weight": Pair(tuple(f"{name}.kernel" for name in qkv), (), apart, joined),
-        f"{ours}.qkv.bias": Pair(tuple(f"{name}.bias" for name in qkv), (), apart, joined),
+        f"{ours}.qkv.weight": Pair(tuple(f"{name}.kernel" for name in qkv), (), split, joined),
+        f"{ours}.qkv.bias": Pair(tuple(f"{name}.bias" for name in qkv), (), split, joined),
         f"{ours}.proj.weight": mapping.reshaped(f"{theirs}.out.kernel", lambda x: x.reshape(heads, -1, x.shape[-1])),
         f"{ours}.proj.bias": same(f"{theirs}.out.bias"),
     }
@@ -126,13 +126,13 @@ def _image_size(state: State, position: str, patch: tuple[int, int], with_class:
 
 def _unstacked(content: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """`encoderblock/LayerNorm_0/scale` [depth, D] -> `encoderblock_0/LayerNorm_0/scale` [D], and so on."""
-    apart: dict[str, np.ndarray] = {}
+    split: dict[str, np.ndarray] = {}
     for name, tensor in content.items():
         if (match := STACKED.fullmatch(str(name))) is None or not getattr(tensor, "ndim", 0):
-            apart[name] = tensor
+            split[name] = tensor
             continue
-        apart |= {f"{match[1]}_{i}{match[2]}": block for i, block in enumerate(tensor)}
-    return apart
+        split |= {f"{match[1]}_{i}{match[2]}": block for i, block in enumerate(tensor)}
+    return split
 
 
 def _rename(name: str) -> str:

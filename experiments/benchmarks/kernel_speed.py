@@ -155,7 +155,7 @@ def measure(name: str, shape: Shape, dtype: str, product: float, options, budget
     for variant in variants(operation, sets[0]):
         with budget.trying(f"{name}, {shape.name}, {dtype}, {variant}"):
             if variant == "eight":
-                calls[variant] = repeated(operation.eight, [apart(operation, one) for one in sets], options)
+                calls[variant] = repeated(operation.eight, [eight_arrays(operation, one) for one in sets], options)
             else:
                 calls[variant] = repeated(operation.call(variant), sets, options)
                 errors[variant] = error(operation, variant, sets[0])
@@ -187,7 +187,7 @@ def seconds_of(calls: dict[str, Callable], options) -> dict[str, float]:
     return {name: time / 1e3 / math.prod(options.times) for name, time in milliseconds.items()}
 
 
-def apart(operation: Operation, arguments) -> list:
+def eight_arrays(operation: Operation, arguments) -> list:
     """The arguments of the variant on eight arrays."""
     return jax.jit(lambda *a: [SPLIT[kind](one) for kind, one in zip(operation.arguments, a, strict=True)])(*arguments)
 

@@ -100,7 +100,7 @@ def forward(name: str, precision: str, batch: int, fields: dict) -> tuple[None, 
     """The call of a compiled forward pass, every parameter random, and each block's in arrays of its own."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as equivit.train does
     model = compiled_models.random_model(name, **fields)
-    model.blocks = model.blocks.apart()
+    model.blocks = model.blocks.unstacked()
     images = jax.random.normal(jax.random.key(1), (batch, *fields["image_size"], 3))
     return None, compiled_models.call(lambda model, x: cast(model, precision)(x), model, images)
 

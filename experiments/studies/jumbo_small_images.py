@@ -42,7 +42,7 @@ def main(arguments=None) -> int:
     gains = gains_of(rows)
     shown = {name: {"top1": row[ACCURACY]["values"]} for name, row in rows.items()}
     several_seeds.show(shown, dict(top1="top-1, %"), gains)
-    findings.write(options, dict(data="cifar10", **several_seeds.given(options), rows=rows, gains=gains))
+    findings.write(options, dict(data="cifar10", **several_seeds.settings(options), rows=rows, gains=gains))
     return 0
 
 

@@ -36,7 +36,7 @@ def main(arguments=None) -> int:
     pairs = ((family, "plain") for family in rows if family != "plain")
     gains = differences.gains(figures, pairs, list(FIGURES)[:2])
     several_seeds.show(figures, {key: f"{key}, %" for key in FIGURES}, gains)
-    findings.write(options, dict(data=options.data, **several_seeds.given(options), rows=rows))
+    findings.write(options, dict(data=options.data, **several_seeds.settings(options), rows=rows))
     keys = ("eval/orientation/identical", "eval/orientation/decided")  # numbers of images without a tie
     counts = [[rows[family][key]["values"] for key in keys] for family in ("I8", "D8") if family in rows]
     return int(any(identical != decided for identical, decided in counts))

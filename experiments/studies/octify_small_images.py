@@ -63,7 +63,7 @@ def main(arguments=None) -> int:
         for title, values in part.items():
             print(f"{family}, {title}: {', '.join(f'{k} {statistics.fmean(v):.3f}' for k, v in values.items())}")
     settings = dict(data=options.data, steps=options.steps, seeds=options.seeds, rows=rows, gains=gains)
-    settings |= dict(features=features, **several_seeds.given(options))
+    settings |= dict(features=features, **several_seeds.settings(options))
     return findings.finish(options, settings, claims(rows, judged=len(options.seeds) > 1))
 
 

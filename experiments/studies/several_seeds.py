@@ -76,7 +76,7 @@ def source(options: argparse.Namespace) -> list[str]:
     return [f"data.source={options.source}"] if options.source else []
 
 
-def given(options: argparse.Namespace) -> dict[str, Any]:
+def settings(options: argparse.Namespace) -> dict[str, Any]:
     """--override and the name of the file of --source, for the JSON file."""
     return dict(overrides=options.override, source=options.source and pathlib.PurePath(options.source).name)
 

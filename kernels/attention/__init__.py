@@ -39,7 +39,7 @@ def attend(
     Raises:
       ValueError: an unknown implementation, or no kernel for these arrays.
     """
-    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen("attend", implementation)
+    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.resolve("attend", implementation)
     with jax.named_scope("attention"):
         takes = chosen in ("auto", "gpu") and bias is None and scale is None and gpu.supported(q, k, v)
         if implementation == "gpu":
@@ -64,7 +64,7 @@ def attention(qkv: jax.Array, heads: int, *, implementation: str = "auto") -> ja
     Raises:
       ValueError: an unknown implementation, a width that is not 3 H d, or no kernel for this shape or dtype.
     """
-    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.chosen(NAME, implementation)
+    chosen = dispatch.AUTO.get() if implementation == "auto" else dispatch.resolve(NAME, implementation)
     if qkv.ndim < 2 or qkv.shape[-1] % (3 * heads):
         raise ValueError(f"{NAME}: qkv {qkv.shape} must be [*B, N, 3 H d]; {heads=} needs multiples of {3 * heads}.")
     if chosen in ("tpu", "interpret"):

@@ -8,7 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from equivit.kernels.product import Map, einsum, kept, linear
+from equivit.kernels.product import Map, einsum, linear, named_product
 
 
 def attend(
@@ -63,5 +63,5 @@ def weighted_sum(logits: jax.Array, v: jax.Array) -> jax.Array:
     if v.dtype == jnp.float16:  # whose range undivided sums over many tokens would leave
         weights, total = weights / total, None
     # Dividing the result, not the weights, saves a pass over N x M entries.
-    y = kept(einsum("...nm,...md->...nd", weights.astype(v.dtype), v))
+    y = named_product(einsum("...nm,...md->...nd", weights.astype(v.dtype), v))
     return y if total is None else (y / total).astype(v.dtype)

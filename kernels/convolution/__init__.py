@@ -8,9 +8,9 @@ import jax
 
 from equivit.kernels import dispatch
 from equivit.kernels.convolution import cpu, gpu, reference
-from equivit.kernels.convolution.reference import around
+from equivit.kernels.convolution.reference import wrap_pad
 
-__all__ = ["around", "convolve"]
+__all__ = ["convolve", "wrap_pad"]
 Pair = tuple[int, int]
 
 
@@ -38,7 +38,7 @@ def convolve(
     Raises:
       ValueError: an unknown implementation, or maps of another number of channels than the kernel reads.
     """
-    chosen = dispatch.chosen("convolve", implementation)
+    chosen = dispatch.resolve("convolve", implementation)
     if x.shape[-1] != kernel.shape[2] * groups:
         raise ValueError(
             f"convolve: maps {x.shape} have {x.shape[-1]} channels; a kernel {kernel.shape} with {groups=} reads "

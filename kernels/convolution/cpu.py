@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.derivatives import with_pullback
-from equivit.kernels.convolution.reference import around, by_library
+from equivit.kernels.convolution.reference import by_library, wrap_pad
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
@@ -46,14 +46,14 @@ def _padded_first(function, pads, mode, x, kernel, written=False):
     if written:  # as a separate array: many taps read it faster than by indices
         wrapped = jax.lax.optimization_barrier(jnp.pad(x, [(0, 0), *pads, (0, 0)], mode="wrap"))
     else:
-        wrapped = around(x, pads)
+        wrapped = wrap_pad(x, pads)
     return function(wrapped, kernel, pads=NONE)
 
 
 def _circular(x: jax.Array, kernel: jax.Array, *, stride: Pair, pads: Pads, groups: int) -> jax.Array:
     """A circular convolution with one extra column, which negative padding removes: without padding XLA is slower."""
     rows, (left, right) = pads
-    return by_library(around(x, (rows, (left, right + 1))), kernel, stride, ((0, 0), (0, -1)), groups)
+    return by_library(wrap_pad(x, (rows, (left, right + 1))), kernel, stride, ((0, 0), (0, -1)), groups)
 
 
 # ---- 1x1 kernels

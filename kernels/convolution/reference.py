@@ -15,7 +15,7 @@ def convolve(
 ) -> jax.Array:
     """Convolve maps [n, H, W, groups C] with a kernel [kh, kw, C, D]."""
     if mode == "circular":
-        x, pads = around(x, pads), ((0, 0), (0, 0))
+        x, pads = wrap_pad(x, pads), ((0, 0), (0, 0))
     return by_library(x, kernel, stride, pads, groups)
 
 
@@ -40,7 +40,7 @@ def by_library(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
+def wrap_pad(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
     """Pad maps around the torus: [*B, H, W, C] -> [*B, t + H + b, l + W + r, C].
 
     A TPU copies the edges.  Elsewhere maps are read by constant indices, which XLA fuses with the next operation; on a
@@ -54,10 +54,10 @@ def around(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:
     return jax.lax.platform_dependent(x, tpu=copied, default=by_index)
 
 
-@around.defjvp
+@wrap_pad.defjvp
 def _around_derivative(ends, primals, tangents):
     (x,), (slope,) = primals, tangents
-    return around(x, ends), _copied(slope, ends)
+    return wrap_pad(x, ends), _copied(slope, ends)
 
 
 def _copied(x: jax.Array, ends: tuple[Pair, Pair]) -> jax.Array:

@@ -31,7 +31,7 @@ def d8_gelu(lines: jax.Array, planes: jax.Array, *, implementation: str = "auto"
     Raises:
       ValueError: an unknown implementation, arrays that are not an octic field, or no kernel for them.
     """
-    chosen = dispatch.chosen(NAME, implementation)
+    chosen = dispatch.resolve(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
     kernels = {} if chosen in ("xla", "reference") else _kernels(lines, kernel="backward", fields=2)
     if not kernels or dispatch.lacks(implementation, chosen, kernels):

@@ -21,7 +21,7 @@ def gather(x: jax.Array, rows: jax.Array, columns: jax.Array, *, implementation:
     Raises:
       ValueError: an unknown implementation, or "tpu" for maps of another dtype.
     """
-    chosen = dispatch.chosen("gather", implementation)
+    chosen = dispatch.resolve("gather", implementation)
     on_tpu = {"tpu": tpu.gather} if x.dtype in tpu.DTYPES else {}
     if implementation == "tpu" and not on_tpu:
         known = ", ".join(dtype.name for dtype in tpu.DTYPES)

@@ -93,7 +93,7 @@ def forward(
     heads: int,
     ring: Ring | None = None,
 ) -> tuple[jax.Array, ...]:
-    """A linear map to P arrays of all heads, such as q, k and v; `hopper.apart` is the inverse.
+    """A linear map to P arrays of all heads, such as q, k and v; `hopper.irreps` is the inverse.
 
     TMA needs a multiple of 8 rows in tiled memory; other numbers are padded, which costs a copy.
 

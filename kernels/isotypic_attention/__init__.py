@@ -30,7 +30,7 @@ def isotypic_attention(field: Field, qkv: Linear, proj: Linear, heads: int, *, i
     Raises:
       ValueError: an unknown implementation, or no kernel for these shapes or dtypes.
     """
-    chosen = dispatch.chosen(NAME, implementation)
+    chosen = dispatch.resolve(NAME, implementation)
     if chosen in ("tpu", "interpret"):
         from equivit.kernels.isotypic_attention import tpu  # deferred: other platforms need no Mosaic
 

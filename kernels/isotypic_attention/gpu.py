@@ -1,6 +1,6 @@
 """Self-attention of a field on a Hopper GPU, for training: the first map writes heads as cuDNN's attention reads them.
 
-`hopper.heads` orders the channels of a head's vector.  `hopper.apart` brings the result, and the gradients of queries,
+`hopper.heads` orders the channels of a head's vector.  `hopper.irreps` brings the result, and the gradients of queries,
 keys and values, back to irreps, in an order of channels that weights take too.  The result's gradient comes head by
 head from the first kernel.
 """
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from equivit.kernels import dispatch, mesh
 from equivit.kernels.attention import attend
-from equivit.kernels.hopper import apart
 from equivit.kernels.hopper import heads as heads_kernel
+from equivit.kernels.hopper import irreps
 from equivit.kernels.hopper.vectors import packed
 from equivit.kernels.isotypic_linear import Field, Linear, linear
 
@@ -69,17 +69,17 @@ def _multiplied(heads, lines, planes, *weights):
 
 
 def _by_irrep(heads, *vectors):
-    """The field of arrays from `_multiplied`, by `hopper.apart`."""
-    return _run(lambda *arrays: apart.forward(*(a.reshape(a.shape[1], heads, -1) for a in arrays)), vectors)
+    """The field of arrays from `_multiplied`, by `hopper.irreps`."""
+    return _run(lambda *arrays: irreps.forward(*(a.reshape(a.shape[1], heads, -1) for a in arrays)), vectors)
 
 
 def _heads_gradient(heads, arrays, gradients):
     lines, planes, w_lines, w_planes, bias = arrays
     c = lines.shape[-1] // heads
-    weights = apart.arranged((w_lines, w_planes), c)
+    weights = irreps.arranged((w_lines, w_planes), c)
     pull = jax.vjp(lambda x, w, b: linear(x, (w, b)), (lines, planes), weights, bias)[1]
     field, weights, of_bias = pull(_by_irrep(heads, *gradients))
-    return *field, *apart.natural(weights, c), apart.natural((of_bias,), c)[0]
+    return *field, *irreps.natural(weights, c), irreps.natural((of_bias,), c)[0]
 
 
 _heads.defvjp(lambda heads, *arrays: (_multiplied(heads, *arrays), arrays), _heads_gradient)
@@ -93,14 +93,14 @@ def _projected(heads, y, weights, bias):
 
 def _with_residuals(heads, y, weights, bias):
     field = _by_irrep(heads, y)
-    return linear(field, (apart.arranged(weights, _channels(heads, weights), axis=-2), bias)), (field, weights, bias)
+    return linear(field, (irreps.arranged(weights, _channels(heads, weights), axis=-2), bias)), (field, weights, bias)
 
 
 def _gradient_of_projected(heads, residuals, gradients):
     field, (lines, planes), bias = residuals
     (of_heads,) = _multiplied(heads, *gradients, lines.swapaxes(1, 2), planes.T, jnp.zeros(lines.shape[1]))
     weights, of_bias = jax.vjp(lambda *map: linear(field, map), (lines, planes), bias)[1](gradients)
-    return of_heads, apart.natural(weights, _channels(heads, weights), axis=-2), of_bias
+    return of_heads, irreps.natural(weights, _channels(heads, weights), axis=-2), of_bias
 
 
 def _channels(heads, weights):

@@ -25,7 +25,7 @@ def neighbours(planes: jax.Array, which: Sequence[Neighbour], *, implementation:
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen, forms = dispatch.chosen("neighbours", implementation), {"reference": reference, "tpu": tpu}
+    chosen, forms = dispatch.resolve("neighbours", implementation), {"reference": reference, "tpu": tpu}
     if chosen in forms:
         return forms[chosen].neighbours(planes, which)
 

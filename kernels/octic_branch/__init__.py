@@ -62,7 +62,7 @@ def octic_mlp(
 
 def _branch(name, sizes, note, lines, planes, weights, implementation, **options) -> Field:
     """The branch of this name: its kernel, or the function of the same name in `reference`."""
-    chosen, plain = dispatch.chosen(name, implementation), functools.partial(getattr(reference, name), **options)
+    chosen, plain = dispatch.resolve(name, implementation), functools.partial(getattr(reference, name), **options)
     _check(name, lines, planes, weights, *sizes)
     if chosen in dispatch.FUSED:
         kernel = _kernel(name, "gpu" if chosen == "gpu" else "tpu")

@@ -8,8 +8,8 @@ write the stream.
 import jax
 
 from equivit.kernels.attention import attend
-from equivit.kernels.hopper import apart
 from equivit.kernels.hopper import heads as heads_kernel
+from equivit.kernels.hopper import irreps
 from equivit.kernels.norm import Norm
 from equivit.kernels.octic_branch import gpu
 from equivit.kernels.octic_branch.reference import Weights
@@ -33,6 +33,6 @@ def forward(
     qkv = heads_kernel.forward(*gpu.normed(x, of_norm, norm), w.first_lines, w.first_planes, of_first, heads=heads)
     of_images = (a.reshape(-1, lines.shape[-2], *a.shape[1:]).swapaxes(1, 2) for a in qkv)
     attended = attend(*of_images).swapaxes(1, 2)
-    second = apart.arranged((w.second_lines, w.second_planes), c, axis=-2)
-    y_lines, y_planes = gpu.added(x, apart.forward(attended.reshape(-1, *attended.shape[2:])), second, of_sum)
+    second = irreps.arranged((w.second_lines, w.second_planes), c, axis=-2)
+    y_lines, y_planes = gpu.added(x, irreps.forward(attended.reshape(-1, *attended.shape[2:])), second, of_sum)
     return y_lines.reshape(lines.shape), y_planes.reshape(planes.shape)

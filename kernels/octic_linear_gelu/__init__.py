@@ -48,7 +48,7 @@ def octic_linear_gelu(
     Raises:
       ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
     """
-    chosen = dispatch.chosen(NAME, implementation)
+    chosen = dispatch.resolve(NAME, implementation)
     dispatch.check_field(NAME, lines, planes)
     _check_weights(lines.shape[-1], w_lines, w_planes, bias)
     arrays = (lines, planes, w_lines, w_planes, bias)
@@ -74,7 +74,7 @@ def octic_feed_forward(field: Field, first: Linear, second: Linear, *, implement
     Raises:
       ValueError: an unknown implementation, arrays that do not fit together, or no kernel for them.
     """
-    chosen = dispatch.chosen("octic_feed_forward", implementation)
+    chosen = dispatch.resolve("octic_feed_forward", implementation)
     if chosen == "gpu" and dispatch.hopper():
         from equivit.kernels.octic_linear_gelu import gpu_feed_forward  # deferred, as in `d8_gelu`
 

@@ -51,7 +51,7 @@ def at_largest(
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen, arguments = dispatch.chosen("at_largest", implementation), (x, kernel, bias, moments)
+    chosen, arguments = dispatch.resolve("at_largest", implementation), (x, kernel, bias, moments)
     forms = {"reference": reference, "cpu": cpu, "gpu": gpu}
     forms = {name: functools.partial(of.at_largest, padding=padding) for name, of in forms.items()}
     if chosen in forms:
@@ -86,7 +86,7 @@ def pool(
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen = dispatch.chosen("pool", implementation)
+    chosen = dispatch.resolve("pool", implementation)
     arguments = (maps, kernels, affines)
     forms = {"reference": reference, "gpu": gpu}
     forms = {name: functools.partial(of.pool, stride=stride, padding=padding) for name, of in forms.items()}
@@ -104,7 +104,7 @@ def token_moments(x: jax.Array, *, implementation: str = "auto") -> tuple[jax.Ar
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen = dispatch.chosen("token_moments", implementation)
+    chosen = dispatch.resolve("token_moments", implementation)
     forms = {"reference": reference.token_moments, "gpu": gpu.token_moments}
     if chosen in forms:
         return forms[chosen](x)

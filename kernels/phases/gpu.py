@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.kernels.convolution.gpu import gathered
-from equivit.kernels.convolution.reference import around, by_library
+from equivit.kernels.convolution.reference import by_library, wrap_pad
 from equivit.kernels.phases import reference
 from equivit.kernels.phases.reference import Affine, Maps, Pair, affine_of, chosen_of, squares
 
@@ -30,7 +30,7 @@ def _folded(x: jax.Array, kernel: jax.Array, padding: Pair) -> jax.Array:
     rounded before their sum would not follow shifts, and sums in float32 would have products in float32.
     """
     if kernel.dtype.itemsize < 4:
-        padded = around(x.astype(kernel.dtype), reference.ends_of(kernel, padding))
+        padded = wrap_pad(x.astype(kernel.dtype), reference.ends_of(kernel, padding))
         return by_library(padded, kernel, (1, 1), reference.NONE, 1).astype(jnp.float32)
     ends = kernel.shape[0] - 1, kernel.shape[1] - 1
     pads = (ends[0], ends[0]), (ends[1], ends[1])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from equivit.kernels.convolution import convolve
-from equivit.kernels.convolution.reference import around, by_library
+from equivit.kernels.convolution.reference import by_library, wrap_pad
 from equivit.kernels.gather import gather
 
 Pair = tuple[int, int]
@@ -21,7 +21,7 @@ Affine = tuple[jax.Array, jax.Array]  # factor and shift of each channel
 def at_largest(x: jax.Array, kernel: jax.Array, bias: Any, moments: Any, padding: Pair) -> tuple[jax.Array, jax.Array]:
     """The phase with the largest norm, [B, h/2, w/2, D], and the norms [B, 4]."""
     ends, sums = ends_of(kernel, padding), jnp.promote_types(kernel.dtype, jnp.float32)
-    return chosen_of(by_library(around(x.astype(kernel.dtype), ends), kernel, (1, 1), NONE, 1, sums), bias, moments)
+    return chosen_of(by_library(wrap_pad(x.astype(kernel.dtype), ends), kernel, (1, 1), NONE, 1, sums), bias, moments)
 
 
 def chosen_of(y: jax.Array, bias: Any, moments: Any) -> tuple[jax.Array, jax.Array]:

@@ -20,7 +20,7 @@ from equivit.kernels.product.axes import joined, split
 LINEAR = "...c,cd->...d"  # a linear map of tokens
 # Marks products for `remat="dots"`, whose policy skips our own primitives and products with a batch axis, such as the
 # weighted sums of values in attention, which are small.
-kept = functools.partial(checkpoint_name, name="product")
+named_product = functools.partial(checkpoint_name, name="product")
 
 
 Map = tuple[jax.Array, jax.Array | None]  # a linear map: weight [C, D] and bias [D], or None
@@ -29,7 +29,7 @@ Map = tuple[jax.Array, jax.Array | None]  # a linear map: weight [C, D] and bias
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x W + b in the dtype of W; a bias of None is 0.  Shapes: [*B, N, C], [C, D], [D] -> [*B, N, D]."""
     with jax.named_scope("linear"):
-        y = kept(einsum(LINEAR, x.astype(weight.dtype), weight))
+        y = named_product(einsum(LINEAR, x.astype(weight.dtype), weight))
         if bias is None or bias.dtype == y.dtype:
             return y if bias is None else y + bias
         return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)  # as in `add_bias`, without a call of its own

@@ -27,7 +27,7 @@ def greatest_view(energies: jax.Array, pixels: jax.Array, *, implementation: str
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen, forms = dispatch.chosen("greatest_view", implementation), {"reference": reference, "gpu": gpu}
+    chosen, forms = dispatch.resolve("greatest_view", implementation), {"reference": reference, "gpu": gpu}
     if chosen in forms:
         return forms[chosen].greatest_view(energies, pixels)
     return jax.lax.platform_dependent(energies, pixels, cuda=gpu.greatest_view, default=reference.greatest_view)

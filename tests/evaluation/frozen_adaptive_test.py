@@ -69,8 +69,8 @@ def test_grids_begin_elsewhere_and_the_maps_stay_on_the_image(tmp_path):
     found = frozen.patches(runner.prepare(swin(), config, ["patch_knn"])["patch_knn"], "train")["e"]
     assert len(np.unique(found.grid.offset, axis=0)) > 3 and found.grid.offset.dtype == np.int32
     moved = [np.roll(one, tuple(-begin), (0, 1)) for one, begin in zip(found.maps, found.grid.offset, strict=True)]
-    np.testing.assert_array_equal(found.grid.framed(found.maps), np.stack(moved))
-    np.testing.assert_array_equal(found.grid.placed(found.grid.framed(found.maps)), found.maps)
+    np.testing.assert_array_equal(found.grid.to_grid(found.maps), np.stack(moved))
+    np.testing.assert_array_equal(found.grid.to_image(found.grid.to_grid(found.maps)), found.maps)
 
 
 @pytest.mark.slow

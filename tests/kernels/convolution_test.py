@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equivit.kernels.convolution import around, convolve
+from equivit.kernels.convolution import convolve, wrap_pad
 from equivit.kernels.convolution.cpu import TAPS_IN_A_SUM
 
 # Kernel, stride, pads and size: odd and not square, pads that differ, rows that the stride leaves over, a single pixel.
@@ -109,7 +109,7 @@ def test_which_program_has_which_form(name):
 
 
 def test_a_tpu_copies_edges_and_others_index_them():
-    traced = jax.jit(functools.partial(around, ends=((1, 1), (0, 2)))).trace(jnp.zeros((2, 5, 6, 3)))
+    traced = jax.jit(functools.partial(wrap_pad, ends=((1, 1), (0, 2)))).trace(jnp.zeros((2, 5, 6, 3)))
     for platform, gathers in (("cpu", 2), ("cuda", 2), ("tpu", 0)):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
         assert text.count('"stablehlo.gather"(') == gathers
@@ -125,7 +125,7 @@ def test_maps_around_a_torus_and_their_gradient(size):
         return jnp.pad(x, [(0, 0), *pads, (0, 0)], mode="wrap")
 
     found, expected = (
-        (f(x), jax.vjp(f, x)[1](jnp.cos(f(x)))[0]) for f in (functools.partial(around, ends=pads), padded)
+        (f(x), jax.vjp(f, x)[1](jnp.cos(f(x)))[0]) for f in (functools.partial(wrap_pad, ends=pads), padded)
     )
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=2e-6)  # sums of up to 18 cosines

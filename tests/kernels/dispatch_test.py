@@ -226,8 +226,8 @@ def test_a_whole_model_with_one_implementation():
     images = jax.ShapeDtypeStruct((batch, 16, 16, 3), jnp.float32)
     with kernels.using("xla"):
         exported = jax.export.export(jax.jit(lambda images: model(images)), platforms=("cpu", "cuda"))(images)
-        assert dispatch.chosen("op", "auto") == "xla" and dispatch.chosen("op", "tpu") == "tpu"
-    assert exported.platforms == ("cpu", "cuda") and dispatch.chosen("op", "auto") == "auto"
+        assert dispatch.resolve("op", "auto") == "xla" and dispatch.resolve("op", "tpu") == "tpu"
+    assert exported.platforms == ("cpu", "cuda") and dispatch.resolve("op", "auto") == "auto"
     x = jax.random.normal(jax.random.key(0), (3, 16, 16, 3))
     np.testing.assert_allclose(exported.call(x), jax.jit(lambda x: model(x))(x), atol=1e-5)
     with pytest.raises(ValueError, match="kernels.using: implementation='xl' is not one of 'auto', 'reference', 'xla'"):

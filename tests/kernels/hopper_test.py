@@ -13,7 +13,7 @@ from flax import nnx
 from equivit import kernels
 from equivit.kernels import dispatch
 from equivit.kernels.d8_gelu.reference import d8_gelu
-from equivit.kernels.hopper import apart, gelu, heads, norm, norm_gradient, residual, rows, vectors
+from equivit.kernels.hopper import gelu, heads, irreps, norm, norm_gradient, residual, rows, vectors
 from equivit.kernels.isotypic_attention import gpu as isotypic_attention_gpu
 from equivit.kernels.isotypic_attention import irrep_by_irrep, isotypic_attention
 from equivit.kernels.isotypic_attention.reference import isotypic_attention as plain_attention
@@ -210,12 +210,12 @@ def test_heads_are_the_reference_s_and_come_apart(m, width, number, interpreter)
     of_bias = among_others(heads.of_bias(bias, c))
     found = jax.jit(functools.partial(heads.forward, heads=number))(*field, *maps, of_bias)
     expected = exactly(lambda *a: linear(a[:2], (a[2:4], a[4])), *field, *w)
-    assert_near(apart.natural(jax.jit(apart.forward)(*found), c), expected)
-    alone = apart.natural(jax.jit(apart.forward)(found[1]), c)
+    assert_near(irreps.natural(jax.jit(irreps.forward)(*found), c), expected)
+    alone = irreps.natural(jax.jit(irreps.forward)(found[1]), c)
     keys = tuple(jnp.split(leaf, 3, axis=-1)[1] for leaf in expected)
     assert_near(alone, keys)
     if c % 8:
-        assert any(np.abs(a - b).max() > 0.1 for a, b in zip(widen(apart.arranged(alone, c)), keys, strict=True))
+        assert any(np.abs(a - b).max() > 0.1 for a, b in zip(widen(irreps.arranged(alone, c)), keys, strict=True))
     else:  # heads of 8 channels are in the order of the reference
         for y, leaf in zip(irrep_by_irrep(jnp.swapaxes(found[1], 0, 1), 2), alone, strict=True):
             np.testing.assert_array_equal(y, leaf)
@@ -265,7 +265,7 @@ def test_a_branch_loses_less_than_plain_xla_s(name, interpreter):
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_program_for_cuda_has_the_kernels_if_asked(name, monkeypatch):
     sizes = {"mlp": ("mlp_branch", ["octic_norm", "octic_mlp_gelu", "octic_residual"])}
-    sizes["attention"] = ("attention_branch", ["octic_norm", "octic_heads", "octic_apart", "octic_residual"])
+    sizes["attention"] = ("attention_branch", ["octic_norm", "octic_heads", "octic_irreps", "octic_residual"])
     branch, (weights, expected) = BRANCHES[name][0], sizes[name]
     shape = Shape("", (8,), 197, 96, 384)
     shapes = [*shape.field(shape.channels), *getattr(shape, weights)()]
@@ -316,7 +316,7 @@ def test_a_program_for_cuda_has_the_kernels_of_a_fork_if_asked(monkeypatch):
     assert found("gpu") == [False, False]
 
 
-TRAINING = ["octic_norm", "octic_norm_gradient", "octic_heads", "octic_apart", gelu.WITH_HIDDEN, gelu.BACKWARD]
+TRAINING = ["octic_norm", "octic_norm_gradient", "octic_heads", "octic_irreps", gelu.WITH_HIDDEN, gelu.BACKWARD]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def traced_kernels(c, f, number):
     yield functools.partial(norm.forward.__wrapped__, norm=NORM, dtype=jnp.bfloat16), [*stream, scaled]
     yield functools.partial(norm_gradient.backward.__wrapped__, norm=NORM), [*stream, *stream, *field(c)]
     yield functools.partial(heads.forward.__wrapped__, heads=number), [*field(c), *weights(c, 3 * c), of_heads]
-    yield apart.forward.__wrapped__, [jax.ShapeDtypeStruct((m, number, 8 * c // number), jnp.bfloat16)] * 3
+    yield irreps.forward.__wrapped__, [jax.ShapeDtypeStruct((m, number, 8 * c // number), jnp.bfloat16)] * 3
     yield functools.partial(gelu.forward.__wrapped__, hidden=True), [*field(c), *weights(c, f), of_gelu]
     yield gelu.backward.__wrapped__, [*field(f), *field(c), *weights(f, c)]
     yield residual.forward.__wrapped__, [*stream, *field(f), *weights(f, c), scaled]
@@ -458,7 +458,7 @@ def test_kernels_of_attention_see_the_rows_of_one_set_of_weights(monkeypatch):
         y, pull = jax.vjp(field_attention, *arguments)
         return pull(y)
 
-    for module in (heads, apart):
+    for module in (heads, irreps):
         monkeypatch.setattr(module, "forward", seeing(module.forward))
     arguments = described_attention(3, 2)
     several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((3, *a.shape), a.dtype), arguments[1:])
@@ -510,6 +510,6 @@ def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, i
     ]
     assert max(errors) < 0.03  # queries and logits are rounded at other places
     if width // number % 8:
-        monkeypatch.setattr(apart, "arranged", lambda field, c, axis=-1: field)
+        monkeypatch.setattr(irreps, "arranged", lambda field, c, axis=-1: field)
         wrong = jax.jit(functools.partial(on, isotypic_attention_gpu.attention))(*arrays)
         assert float(jnp.abs(wrong[0].astype(float) - expected[0]).max()) > 0.1

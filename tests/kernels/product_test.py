@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from equivit import kernels
-from equivit.kernels.product import bilinear, einsum, kept
+from equivit.kernels.product import bilinear, einsum, named_product
 from equivit.layers import dense, isotypic
 from equivit.layers.rngs import Keys
 from equivit.layers.stack import REMAT
@@ -269,7 +269,7 @@ def test_remat_keeps_products_with_a_matrix(dtype):
     x, weight = jnp.ones((3, 5, 7), dtype), jnp.ones((7, 4), dtype)
 
     def loss(x, weight):
-        return jnp.sum(jnp.sin(kept(matmul(x, weight))).astype(jnp.float32))
+        return jnp.sum(jnp.sin(named_product(matmul(x, weight))).astype(jnp.float32))
 
     pull = jax.vjp(jax.checkpoint(loss, policy=REMAT["dots"]), x, weight)[1]
     assert (3, 5, 4) in [leaf.shape for leaf in jax.tree.leaves(pull)]

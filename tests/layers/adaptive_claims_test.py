@@ -117,7 +117,7 @@ def test_claim_1(rule):
 
 
 def attention(kind, **options):
-    return functools.partial(kind, WIDTH, 2, WINDOW, around=True, **options)
+    return functools.partial(kind, WIDTH, 2, WINDOW, circular=True, **options)
 
 
 def adaptive_windows(attention, x, rule, phase):
@@ -170,15 +170,15 @@ def test_the_example_of_figure_3():
 
 
 @pytest.mark.parametrize(
-    ("kind", "around"),
+    ("kind", "circular"),
     [(window.WindowAttention, True), (window.WindowAttention, False), (window.CosineWindowAttention, True)],
 )
-def test_attention_over_the_whole_torus(kind, around):
+def test_attention_over_the_whole_torus(kind, circular):
     """Eq. 24: with distances that go around it follows every shift, with linear ones it does not."""
-    layer = random(functools.partial(kind, WIDTH, 2, SIZE, around=around))
+    layer = random(functools.partial(kind, WIDTH, 2, SIZE, circular=circular))
     found = in_float64(lambda layer, x: layer(x.reshape(len(x), -1, WIDTH), Layout(SIZE)).reshape(x.shape), layer, MAP)
     deviation = max(np.abs(output - moved(found[0], t)).max() for t, output in zip(SHIFTS, found, strict=True))
-    assert deviation < 1e-12 if around else deviation > 1e-3
+    assert deviation < 1e-12 if circular else deviation > 1e-3
 
 
 # Merging

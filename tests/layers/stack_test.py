@@ -251,17 +251,17 @@ def test_apart_no_block_is_a_part_of_an_array():
     def slices(blocks):
         return jax.jit(lambda blocks: blocks(X)[0]).lower(blocks).compile().as_text().count(" slice(")
 
-    assert slices(stack(unroll=True)) == 2 * 5 and slices(stack().apart()) == 0
+    assert slices(stack(unroll=True)) == 2 * 5 and slices(stack().unstacked()) == 0
 
 
 @pytest.mark.parametrize("phases", [1, 2])
 def test_apart_they_compute_the_same(phases):
     run = jax.jit(lambda blocks: blocks(X, rates=RATES, phases=phases)[0])
-    chex.assert_trees_all_close(run(normed().apart()), run(normed()), **CLOSE)
+    chex.assert_trees_all_close(run(normed().unstacked()), run(normed()), **CLOSE)
 
 
 def test_apart_they_can_share_runs_again():
-    blocks, apart = stack(), stack().apart()
+    blocks, apart = stack(), stack().unstacked()
     assert apart.lengths == (1,) * 5
     again = Stack.from_blocks([apart[i] for i in range(5)])
     chex.assert_trees_all_equal(again, blocks)

@@ -35,10 +35,10 @@ def test_each_pixel_gets_the_token_that_covers_it(kind):
 def test_maps_are_moved_there_and_back(kind):
     maps = np.random.default_rng(0).integers(0, 9, (2, 2, *SIZE))
     grid = places(kind)
-    framed = np.asarray(grid.framed(kind(maps)))
+    framed = np.asarray(grid.to_grid(kind(maps)))
     for at in np.ndindex(2, 2):
         np.testing.assert_array_equal(framed[at], np.roll(maps[at], tuple(-OFFSETS[at]), (0, 1)))
-    np.testing.assert_array_equal(grid.placed(kind(framed)), maps)
+    np.testing.assert_array_equal(grid.to_image(kind(framed)), maps)
 
 
 @pytest.mark.parametrize("element", OCTIC.elements)
@@ -55,7 +55,7 @@ def test_tokens_turn_with_the_image(element):
 def test_pixels_move_with_the_image():
     def pixels(x):  # one pixel decides where the grid begins
         first = jnp.stack(jnp.divmod(x[..., 0].reshape(len(x), -1).argmax(1), x.shape[2]), axis=-1)
-        values = Grid(x, (1, 1), first).framed(x)[:, ::4, ::2]
+        values = Grid(x, (1, 1), first).to_grid(x)[:, ::4, ::2]
         return Grid(values, STRIDE, first).pixels()
 
     x = jax.random.normal(jax.random.key(0), (2, *SIZE, 3))

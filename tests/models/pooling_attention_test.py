@@ -117,7 +117,7 @@ STRIDES = [((1, 1), (4, 4)), ((2, 2), (2, 2)), ((2, 1), (1, 2))]
 
 def block(stride, kv_stride, **options):
     """A block of two heads that widens, in float64; all parameters are random."""
-    options = dict(padding="circular", adaptive=True, around=True) | options
+    options = dict(padding="circular", adaptive=True, circular=True) | options
     size = dict(stride=stride, kv_stride=kv_stride, grid=GRID)
 
     def make():
@@ -172,7 +172,7 @@ POOLED = adaptive_pooling.pooled
 
 def test_wrong_blocks_are_caught(monkeypatch):
     strides = STRIDES[1]
-    assert deviation(*strides, around=False) > 1e-2
+    assert deviation(*strides, circular=False) > 1e-2
     assert deviation(*strides, padding="zeros") > 1e-2
     with monkeypatch.context() as patch:
         patch.setattr(adaptive_pooling, "pooled", each_by_itself)

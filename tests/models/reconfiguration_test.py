@@ -145,13 +145,13 @@ def test_what_draws_no_parameters_is_refused(rngs, message):
 def test_what_is_no_model_with_arrays_is_named():
     with pytest.raises(ValueError, match=r"reconfigure: 'swin_t' is not a model; .* models.create\('swin_t'\)"):
         models.reconfigure("swin_t")
-    with pytest.raises(ValueError, match="remade: this ViT has shapes instead of arrays"):
-        models.remade(models.abstract("vit_ti16", **SMALL))
+    with pytest.raises(ValueError, match="rebuild: this ViT has shapes instead of arrays"):
+        models.rebuild(models.abstract("vit_ti16", **SMALL))
 
 
-def remade(before, **fields):
-    """The remade model; every tensor of both is in one part of the report, and the kept ones are equal."""
-    after, report = models.remade(before, **fields)
+def rebuilt(before, **fields):
+    """The rebuilt model; every tensor of both is in one part of the report, and the kept ones are equal."""
+    after, report = models.rebuild(before, **fields)
     old, new = logical.to_logical(before), logical.to_logical(after)
     assert sorted(report.kept + report.resized + report.drawn) == sorted(new)
     assert set(report.dropped) == old.keys() - new.keys()
@@ -162,7 +162,7 @@ def remade(before, **fields):
 
 @pytest.mark.parametrize("family", ["H8", "H2"])
 def test_a_plain_model_made_equivariant_keeps_its_dense_half_its_head_and_symmetric_positions(family):
-    after, report = remade(model(), family=family, draw=nnx.Rngs(1))
+    after, report = rebuilt(model(), family=family, rngs=nnx.Rngs(1))
     assert {"head.weight", "head.bias", "blocks.1.attention.qkv.weight"} <= set(report.kept)
     assert {"blocks.0.mlp.fc1.bias", "prefix.class_token"} <= set(report.drawn)
     assert all(name.startswith("position.") for name in report.resized) and report.resized
@@ -182,7 +182,7 @@ def test_a_plain_model_made_equivariant_keeps_its_dense_half_its_head_and_symmet
 def test_another_family_chooses_its_own_invariantization_and_keeps_a_given_one():
     def invariant(new, **options):
         before = models.abstract("vit_ti16", **SMALL, **options)
-        return jax.eval_shape(lambda model: models.remade(model, family=new)[0], before).config.invariant
+        return jax.eval_shape(lambda model: models.rebuild(model, family=new)[0], before).config.invariant
 
     assert invariant("D2") == "linear_signed" and invariant("I2", family="D2") == "power_spectrum"
     assert invariant("D2", family="I2", invariant="max_filtering") == "max_filtering"
@@ -190,10 +190,10 @@ def test_another_family_chooses_its_own_invariantization_and_keeps_a_given_one()
 
 def test_an_equivariant_model_made_invariant_or_wider():
     before = model("octic_vit_ti16", family="H8")
-    _, report = remade(before, family="I8")
+    _, report = rebuilt(before, family="I8")
     assert report.drawn == ("transition.projection.bias", "transition.projection.weight") and not report.dropped
     assert any(name.startswith("position.") for name in report.kept)
     _, changes = models.fitting_tensors(before, dataclasses.replace(before.config, width=64), draw=True)
     assert "head.bias" not in changes.drawn and "blocks.1.mlp.fc1.weight" in changes.drawn and not changes.dropped
-    with pytest.raises(ValueError, match="remade: field='familie' is not one of .*; the nearest is 'family'"):
-        models.remade(before, familie="I8")
+    with pytest.raises(ValueError, match="rebuild: field='familie' is not one of .*; the nearest is 'family'"):
+        models.rebuild(before, familie="I8")

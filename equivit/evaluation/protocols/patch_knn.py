@@ -37,12 +37,12 @@ def measure(run: Run, method: str = "knn") -> dict[str, Any]:
     void = _void(pipeline.source, pipeline.num_classes)
     train, test = frozen.patches(run, run.data.split)["e"], frozen.patches(run, run.data.eval_split, OCTIC.elements)
     counted: dict[str, Any] = dict(num_classes=pipeline.num_classes, ignore=(void,))
-    maps, features = train.grid.framed(np.where(train.maps == VOID, void, train.maps)), train.grid.values
+    maps, features = train.grid.to_grid(np.where(train.maps == VOID, void, train.maps)), train.grid.values
     rows, tenth = np.random.RandomState(0).permutation(len(maps)), max(1, len(maps) // 10)  # as in CAPI
     parts = (Part(features[some], maps[some]) for some in (np.sort(rows[tenth:]), np.sort(rows[:tenth])))
     classifier = patches.choose(*parts, method=method, **counted)
     true = np.where(test["e"].maps == VOID, void, test["e"].maps)
-    predicted = {g: found.grid.placed(classifier.predict(found.grid.values)) for g, found in test.items()}
+    predicted = {g: found.grid.to_image(classifier.predict(found.grid.values)) for g, found in test.items()}
     upright = scores.segmentation(true, predicted["e"], **counted)
     each = {g: scores.segmentation(true, labels, **counted)["miou"] for g, labels in predicted.items()}
     mean = float(np.mean(list(each.values())))

@@ -22,7 +22,7 @@ from equivit.layers.convolution import MODES, Pair, output_size
 from equivit.layers.grid import Layout
 from equivit.layers.prefix import token
 from equivit.layers.stack import Stack, collecting
-from equivit.models.adaptive import check_torus, placed
+from equivit.models.adaptive import aligned, check_torus
 from equivit.models.cvt.attention import ConvAttention, ConvEmbed
 from equivit.models.model import Preset
 from equivit.models.staged import Map, Staged, StagedTransformerConfig, TokenBlock, split_prefix
@@ -187,7 +187,7 @@ class CvT(Staged):
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         config, conv = self.config, self.patch_embed.conv
         grid = config.grids(images.shape[1:3])[0]
-        images, frame, choices = placed(images, config, *conv.affine(), stride=conv.stride, padding=conv.padding)
+        images, frame, choices = aligned(images, config, *conv.affine(), stride=conv.stride, padding=conv.padding)
         tokens = jax.lax.collapse(self.patch_embed(images), 1, 3)
         choices = {"stage0_embed": choices["patch_embed"]} if choices else {}
         return Map(tokens, Layout(grid), frame.every(conv.stride), choices)

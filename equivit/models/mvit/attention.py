@@ -15,7 +15,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from equivit.kernels.attention import attend
-from equivit.kernels.convolution import around
+from equivit.kernels.convolution import wrap_pad
 from equivit.layers import dense
 from equivit.layers.block import branch_path
 from equivit.layers.convolution import DepthwiseConv, Pair
@@ -47,7 +47,7 @@ class PoolingAttention(dense.Attention):
       eps: epsilon of the norms.
       adaptive: the content chooses the phase of strided pooling, by the rule `select` (`pooling.py`); inputs then have
         one batch axis.
-      around: whether distances wrap around the torus.
+      circular: whether distances wrap around the torus.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PoolingAttention(dense.Attention):
         eps: float,
         adaptive: bool = False,
         select: str = "output",
-        around: bool = False,
+        circular: bool = False,
         init: Initializer = dense.WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
@@ -74,7 +74,7 @@ class PoolingAttention(dense.Attention):
             for step in (stride, kv_stride, kv_stride)
         )
         self.norm_q, self.norm_k, self.norm_v = (dense.LayerNorm(channels, eps=eps) for _ in range(3))
-        if around:
+        if circular:
             self.position = CircularPosition(grid, channels, stride=stride, kv_stride=kv_stride, rngs=rngs)
         else:
             self.position = DecomposedPosition(grid, channels, rngs=rngs)
@@ -161,7 +161,7 @@ def max_pool(x: jax.Array, stride: Pair, mode: str) -> jax.Array:
     Padding is ignored, or with mode "circular" the map wraps around.
     """
     if mode == "circular":
-        x = around(x, ((1, 1), (1, 1)))
+        x = wrap_pad(x, ((1, 1), (1, 1)))
     else:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)], constant_values=-jnp.inf)
     for axis, step in zip((-3, -2), stride, strict=True):

@@ -21,7 +21,7 @@ from equivit.layers import dense
 from equivit.layers.convolution import MODES, Conv, Pair
 from equivit.layers.grid import Layout
 from equivit.layers.prefix import token
-from equivit.models.adaptive import check_torus, placed
+from equivit.models.adaptive import aligned, check_torus
 from equivit.models.model import Preset
 from equivit.models.mvit.stages import Shape, Stage, map_size
 from equivit.models.staged import Map, Staged, StagedTransformerConfig, join_prefix
@@ -148,7 +148,7 @@ class MViT(Staged):
 
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         embed = self.patch_embed
-        images, frame, choices = placed(images, self.config, *embed.affine(), stride=STRIDE, padding=PADDING)
+        images, frame, choices = aligned(images, self.config, *embed.affine(), stride=STRIDE, padding=PADDING)
         maps = embed(images)
         number, h, w, width = maps.shape
         first = jnp.zeros((0, width)) if self.class_token is None else self.class_token[...][None]

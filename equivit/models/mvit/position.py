@@ -12,7 +12,7 @@ from flax import nnx
 
 from equivit.layers.convolution import Pair
 from equivit.layers.dense import WEIGHT_INIT
-from equivit.layers.relative import around
+from equivit.layers.relative import resize_circular
 
 
 class DecomposedPosition(nnx.Module):
@@ -159,7 +159,7 @@ def linear(size: int, target: int) -> np.ndarray:
 
 def resize_around(table: jax.Array, size: int) -> jax.Array:
     """Linear resize of [*, distances, C] around a circle to `size` distances; distance 0 stays 0."""
-    return around(table[..., None, :], (size, 1))[..., 0, :]
+    return resize_circular(table[..., None, :], (size, 1))[..., 0, :]
 
 
 def folded(table: jax.Array, step: int) -> jax.Array:

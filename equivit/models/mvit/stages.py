@@ -102,7 +102,7 @@ def _block(config: Any, shape: Shape, rngs: nnx.Rngs) -> PoolingBlock:
     norm = functools.partial(dense.LayerNorm, eps=config.norm_eps)
     strides: dict[str, Any] = dict(stride=shape.stride, kv_stride=shape.kv_stride, grid=shape.grid)
     options: dict[str, Any] = dict(padding=config.mode("pool"), eps=config.norm_eps, select=config.select)
-    options |= dict(adaptive="pool" in config.parts, around="position" in config.parts)
+    options |= dict(adaptive="pool" in config.parts, circular="position" in config.parts)
     draw: dict[str, Any] = dict(init=config.weights_init, rngs=rngs)
     widens = shape.before != shape.width, shape.width != shape.after
     return PoolingBlock(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from equivit.kernels.convolution import around
+from equivit.kernels.convolution import wrap_pad
 from equivit.layers import dense, isotypic
 from equivit.layers.batch_norm import BatchNorm
 from equivit.layers.convolution import Conv, Pair
@@ -187,7 +187,7 @@ class Doubling(nnx.Module):
         kernel, ends = self.kernel[...], ((1, 1), (1, 1))
         with jax.named_scope("linear"):
             x = x.astype(kernel.dtype)
-            x = around(x, ends) if self.mode == "circular" else jnp.pad(x, [(0, 0), *ends, (0, 0)])
+            x = wrap_pad(x, ends) if self.mode == "circular" else jnp.pad(x, [(0, 0), *ends, (0, 0)])
             y = jax.lax.conv_general_dilated(
                 x, kernel, (1, 1), [(0, 0), (0, 0)], lhs_dilation=(2, 2), dimension_numbers=("NHWC", "HWIO", "NHWC")
             )

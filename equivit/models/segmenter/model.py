@@ -245,7 +245,7 @@ class Segmenter(Switched):
         x = grid.values.astype(jnp.promote_types(grid.values.dtype, jnp.float32))
         if not self.config.equivariant:
             return bilinear(x, size)
-        return grid.placed(bilinear(x, size, circular=True))
+        return grid.to_image(bilinear(x, size, circular=True))
 
 
 def _decoder(config: SegmenterConfig, widths: tuple[int, ...], rngs: nnx.Rngs) -> Any:

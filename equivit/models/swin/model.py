@@ -23,7 +23,7 @@ from equivit.constraints import Depth, OneOf, PositiveFloat, PositiveInt, Size, 
 from equivit.layers import dense
 from equivit.layers.grid import Layout, check_grid
 from equivit.layers.stack import Stack
-from equivit.models.adaptive import check_torus, placed
+from equivit.models.adaptive import aligned, check_torus
 from equivit.models.model import Preset
 from equivit.models.staged import Map, Staged, StagedTransformerConfig, TokenBlock, split_prefix
 from equivit.models.swin.merge import PatchMerging
@@ -122,7 +122,7 @@ class Stage(nnx.Module):
         first, parts = config.version == 1, config.parts
         width, heads, window = config.widths[stage], config.num_heads[stage], config.window(stage)
         attention = WindowAttention if first else CosineWindowAttention
-        torus = dict(masked="window" not in parts, around="position" in parts)
+        torus = dict(masked="window" not in parts, circular="position" in parts)
         init = config.weights_init
 
         def block(rngs):
@@ -164,7 +164,7 @@ class Swin(Staged):
 
     def embed(self, images: jax.Array, *, train: bool = False) -> Map:
         grid = check_grid(images.shape[1:3], self.config.patch_size, "image")
-        images, frame, choices = placed(images, self.config, *self.patch_embed.affine(), stride=self.config.patch_size)
+        images, frame, choices = aligned(images, self.config, *self.patch_embed.affine(), stride=self.config.patch_size)
         tokens = self.patch_norm(self.patch_embed(images))
         return Map(tokens, Layout(grid), frame.every(self.config.patch_size), choices)
 

@@ -122,15 +122,15 @@ def spread(x: jax.Array, size: Pair) -> tuple[jax.Array, Pair]:
     return windows.var((1, 3)).reshape(len(x), p * q), (p, q)
 
 
-def _between(size: Pair, around: tuple[bool, bool] = (False, False)) -> np.ndarray:
+def _between(size: Pair, circular: tuple[bool, bool] = (False, False)) -> np.ndarray:
     """Index of query minus key in a flat table [(2h-1) (2w-1)] for all pairs of a window, [h w, h w].
 
-    On an axis in `around`, distances are modulo its size and use the table's entries from 0 on.
+    On an axis in `circular`, distances are modulo its size and use the table's entries from 0 on.
     """
     rows, columns = np.divmod(np.arange(size[0] * size[1]), size[1])
     down, right = (
-        (place[:, None] - place) % n if circular else place[:, None] - place
-        for place, n, circular in zip((rows, columns), size, around, strict=True)
+        (place[:, None] - place) % n if wraps else place[:, None] - place
+        for place, n, wraps in zip((rows, columns), size, circular, strict=True)
     )
     return (down + size[0] - 1) * (2 * size[1] - 1) + right + size[1] - 1
 
@@ -138,9 +138,9 @@ def _between(size: Pair, around: tuple[bool, bool] = (False, False)) -> np.ndarr
 class RelativeTable(nnx.Module):
     """A learned bias for each distance within a window (Swin, Eq. 4).
 
-    Along an axis in `around`, distances are modulo its size (A-RPE, Eq. 24).
+    Along an axis in `circular`, distances are modulo its size (A-RPE, Eq. 24).
 
-    Shapes: (around) -> [heads, tokens, tokens], queries by keys.
+    Shapes: (circular) -> [heads, tokens, tokens], queries by keys.
 
     Args:
       grid: (h, w) of a window; the table has 2 h - 1 by 2 w - 1 distances.
@@ -151,8 +151,8 @@ class RelativeTable(nnx.Module):
         self.table = nnx.Param(dense.WEIGHT_INIT(rngs.params(), shape), decay=False)
         self.grid = grid
 
-    def __call__(self, around: tuple[bool, bool] = (False, False)) -> jax.Array:
-        return _of_pairs(self.table[...], _between(self.grid, around))
+    def __call__(self, circular: tuple[bool, bool] = (False, False)) -> jax.Array:
+        return _of_pairs(self.table[...], _between(self.grid, circular))
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another window: bicubic, as in Microsoft's loader."""
@@ -163,9 +163,9 @@ class ContinuousTable(nnx.Module):
     """A bias computed by a small MLP from the log-spaced distance (SwinV2, Section 3.3).
 
     16 sigmoid(W2 relu(W1 d + b)), d = sign(r) log2(1 + |r|) / 3 with r = 8 for the largest distance of the window.
-    Along an axis in `around`, the distance takes the shorter way, and half of the axis counts as positive.
+    Along an axis in `circular`, the distance takes the shorter way, and half of the axis counts as positive.
 
-    Shapes: (around) -> [heads, tokens, tokens], queries by keys.
+    Shapes: (circular) -> [heads, tokens, tokens], queries by keys.
     """
 
     HIDDEN = 512
@@ -177,14 +177,14 @@ class ContinuousTable(nnx.Module):
         self.weight2 = nnx.Param(init(rngs.params(), (self.HIDDEN, num_heads)), decay=False)
         self.grid = grid
 
-    def __call__(self, around: tuple[bool, bool] = (False, False)) -> jax.Array:
+    def __call__(self, circular: tuple[bool, bool] = (False, False)) -> jax.Array:
         weight1 = self.weight1[...]
-        distances = _distances(self.grid, around)
+        distances = _distances(self.grid, circular)
         hidden = jax.nn.relu(jnp.asarray(distances, weight1.dtype) @ weight1 + self.bias1[...])
         return _of_pairs(STEEPNESS * jax.nn.sigmoid(hidden @ self.weight2[...]), _between(self.grid))
 
 
-def _distances(grid: Pair, around: tuple[bool, bool]) -> np.ndarray:
+def _distances(grid: Pair, circular: tuple[bool, bool]) -> np.ndarray:
     """(rows, columns) from key to query on SwinV2's scale, [2h-1, 2w-1, 2]."""
 
     def axis(size, circular):
@@ -193,7 +193,7 @@ def _distances(grid: Pair, around: tuple[bool, bool]) -> np.ndarray:
         r = 8 * d / max(size - 1, 1)  # a window of one token has only the distance 0
         return np.sign(r) * np.log2(1 + np.abs(r)) / 3
 
-    return np.stack(np.meshgrid(*map(axis, grid, around), indexing="ij"), axis=-1)
+    return np.stack(np.meshgrid(*map(axis, grid, circular), indexing="ij"), axis=-1)
 
 
 def _of_pairs(table: jax.Array, pairs: np.ndarray) -> jax.Array:
@@ -210,7 +210,7 @@ class WindowAttention(dense.Attention):
     Args:
       window: (h, w) of a window.
       masked: whether to mask tokens from opposite borders of the map; False on a torus.
-      around: whether distances wrap around the torus along axes spanned by one window.
+      circular: whether distances wrap around the torus along axes spanned by one window.
     """
 
     TABLE: Any = RelativeTable
@@ -223,20 +223,20 @@ class WindowAttention(dense.Attention):
         window: Pair,
         *,
         masked: bool = True,
-        around: bool = False,
+        circular: bool = False,
         init: Initializer = dense.WEIGHT_INIT,
         rngs: nnx.Rngs,
     ):
         super().__init__(width, num_heads, qkv_bias=self.QKV_BIAS, init=init, rngs=rngs)
         self.position = self.TABLE(window, num_heads, rngs=rngs)
-        self.window, self.masked, self.around = window, masked, around
+        self.window, self.masked, self.circular = window, masked, circular
 
     def __call__(self, x: jax.Array, layout: Layout | None = None, phase: int = 0, *, train: bool = False) -> jax.Array:
         """The attended tokens; `phase` 1 shifts the windows by `layout.shift`, and `train` is unused."""
         layout = required(layout, type(self).__name__)
         h, w = layout.grid
         windows = Windows((h, w), self.window, layout.shift if phase else (0, 0))
-        bias = self.position((self.around and h == self.window[0], self.around and w == self.window[1]))
+        bias = self.position((self.circular and h == self.window[0], self.circular and w == self.window[1]))
         if self.masked and any(windows.shift):
             bias = bias + windows.mask()
         y = self.attend(windows.cut(x), bias)

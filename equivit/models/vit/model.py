@@ -21,7 +21,7 @@ from equivit.layers.position import add_positions
 from equivit.layers.prefix import JumboRows, Prefix
 from equivit.layers.readout import BlocksReadout, Readout, to_dense
 from equivit.layers.stack import Fold, Indices, Stack, captured, check_blocks, collecting
-from equivit.models.adaptive import placed
+from equivit.models.adaptive import aligned
 from equivit.models.features import Features, Grid
 from equivit.models.model import Switched
 from equivit.symmetry import fields
@@ -214,7 +214,7 @@ class ViT(Switched):
         if not config.adaptive:
             number = math.prod(images.shape[:-3])
             return images, Frame(jnp.zeros((number, 2), jnp.int32), (1, 1), (size[0], size[1])), {}
-        rolled, frame, chosen = placed(
+        rolled, frame, chosen = aligned(
             images.reshape(-1, *size), config, *self.patch_embed.affine(), stride=config.patch_size
         )
         return rolled.reshape(images.shape), frame, chosen

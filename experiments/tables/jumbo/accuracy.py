@@ -64,7 +64,7 @@ Found = Mapping[Cell, list[Run]]
 def main(arguments=None) -> int:
     parser = finished_runs.parser(__doc__, __file__, tables=paper_numbers.TITLES)
     parser.add_argument("--evaluate", action="store_true", help="ReaL, v2, R and HR, where not done")
-    several = dict(type=test_sets.given, action="append", default=[])
+    several = dict(type=test_sets.parse_place, action="append", default=[])
     parser.add_argument("--set", **several, help="NAME=SOURCE[,SPLIT], several times")
     options = parser.parse_args(arguments)
     entries = [entry for entry in paper_numbers.ROWS if entry["table"] in options.tables]

@@ -23,7 +23,7 @@ PLACES: dict[str, Place] = {
 }
 
 
-def given(text: str) -> tuple[str, Place]:
+def parse_place(text: str) -> tuple[str, Place]:
     """A place from the command line, NAME=SOURCE or NAME=SOURCE,SPLIT."""
     name, _, rest = text.partition("=")
     source, _, split = rest.partition(",")

@@ -16,6 +16,7 @@ from equivit.models import saved
 from equivit.training import config as configs
 from experiments import findings, flags
 from experiments.tables import finished_runs
+from experiments.tables.octic.stored_evaluations import load_or_evaluate
 
 PROTOCOLS = {"linear_probe": "linear probe", "knn": "k-NN"}
 FILE = "progress.json"  # beside a teacher
@@ -53,7 +54,7 @@ def evaluated(place: pathlib.Path, run: pathlib.Path) -> dict[str, float]:
         results = finished_runs.protocols(config, model, tuple(PROTOCOLS), directory=place)
         return {name: results[name]["top1"] for name in PROTOCOLS}
 
-    return findings.cached(place / FILE, evaluate)
+    return load_or_evaluate(place / FILE, {}, evaluate)
 
 
 def draw(found: dict[str, dict[int, dict[str, float]]], output: pathlib.Path) -> None:

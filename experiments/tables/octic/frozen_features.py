@@ -36,7 +36,7 @@ from equivit.training import config as configs
 from experiments import findings, flags, machine
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
-from experiments.tables.octic.kept import kept
+from experiments.tables.octic.stored_evaluations import load_or_evaluate
 
 # Table 3: operations in G, and figures in percent.
 PAPER = {row["model"]: row for row in papers.rows(__file__, "paper_frozen_features.csv", words=("model",))}
@@ -70,7 +70,7 @@ def main(arguments=None) -> int:
         for name in SETS:
             if name == "imagenet" or sources[name] is not None:
                 compute = functools.partial(evaluated, run, name, sources[name])
-                kept(file(run, name), dict(source=sources[name]), compute)
+                load_or_evaluate(file(run, name), dict(source=sources[name]), compute)
     rows = [row(name, found[name]) for name in PAPER]
     claims = [claim for each in rows for claim in claims_of(each, found[each["model"]])]
     print(findings.table(rows, COLUMNS))

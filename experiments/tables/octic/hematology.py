@@ -20,7 +20,7 @@ from equivit.training import loading
 from experiments import findings
 from experiments.findings import Claim
 from experiments.tables import finished_runs, papers
-from experiments.tables.octic.kept import kept
+from experiments.tables.octic.stored_evaluations import load_or_evaluate
 
 CLASSIFIERS = {"knn1": "1-NN", "knn20": "20-NN", "linear": "linear"}
 SCORES = {"weighted_f1": "wF1", "accuracy": "Acc", "balanced_accuracy": "bAcc"}
@@ -78,4 +78,4 @@ def evaluated(run, when: str, options) -> dict | None:
             configs.override(config, text)
         return finished_runs.protocols(config.lock(), model, ("hematology",))["hematology"]
 
-    return kept(file, dict(source=options.source, overrides=options.override), compute)
+    return load_or_evaluate(file, dict(source=options.source, overrides=options.override), compute)

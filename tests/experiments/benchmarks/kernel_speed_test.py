@@ -30,7 +30,7 @@ class TestKernels:
     def test_eight_arrays_give_the_same(self, name):
         operation = kernel_speed.OPERATIONS[name]
         arguments = kernel_speed.random_arguments(operation, SHAPE, "float32", 0)
-        ours = operation.eight(*kernel_speed.apart(operation, arguments))
+        ours = operation.eight(*kernel_speed.eight_arrays(operation, arguments))
         expected = operation.call("xla")(*arguments)
         if name.endswith("and gradient"):
             ours, ((d_lines, d_two), d_weights) = ours

@@ -171,8 +171,8 @@ def test_a_run_is_evaluated_on_what_is_there_and_once(tmp_path, monkeypatch):
 
 
 def test_places_are_read_from_the_command_line(capsys):
-    assert test_sets.given("hr=folder:/data/hr") == ("hr", ("folder:/data/hr", "all"))
-    assert test_sets.given("v2=folder:/data/v2,all") == ("v2", ("folder:/data/v2", "all"))
+    assert test_sets.parse_place("hr=folder:/data/hr") == ("hr", ("folder:/data/hr", "all"))
+    assert test_sets.parse_place("v2=folder:/data/v2,all") == ("v2", ("folder:/data/v2", "all"))
     with pytest.raises(SystemExit):
         scripts.status(accuracy, ["runs", "--set=imagenet-c=folder:/data"])
     assert "must be NAME=SOURCE or NAME=SOURCE,SPLIT, NAME one of real, v2, r, hr" in capsys.readouterr().err

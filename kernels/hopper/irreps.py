@@ -21,7 +21,7 @@ from equivit.kernels.isotypic_linear import Field
 MULTIPROCESSORS = 132  # of an H200; other GPUs balance the load less evenly, with the same result
 BLOCKS = 2  # per multiprocessor, of 128 threads and 80 KB of shared memory at 10 channels
 ROWS = 64
-NAME = "octic_apart"
+NAME = "octic_irreps"
 WHOLE = (...,) if "idx" in inspect.signature(plgpu.load).parameters else ()  # the index that JAX 0.10 wants
 
 

@@ -9,13 +9,15 @@ from equivit import files
 from experiments import findings
 
 
-def kept(path: pathlib.Path, settings: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """The results in a JSON file, computed and written where there is no file.
+def load_or_evaluate(
+    path: pathlib.Path, settings: Mapping[str, Any], evaluate: Callable[[], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The results in a JSON file, evaluated and written where there is no file.
 
-    Raises ValueError if they were computed with other settings; a file without settings is of an earlier version.
+    Raises ValueError if they were evaluated with other settings; a file without settings is of an earlier version.
     """
     if not (found := findings.read_json(path)):
-        found = {**compute(), "settings": settings}
+        found = {**evaluate(), "settings": settings}
         files.write_text(path, json.dumps(found, indent=1) + "\n")
     before = found.pop("settings", settings)
     if other := sorted(key for key in settings if before.get(key) != settings[key]):
