@@ -41,12 +41,12 @@ class Distances(nnx.Module):
         self.grid = grid
 
     def __call__(self, grid: Pair) -> jax.Array:
-        table = resize_circular(self.table[...], grid)
+        table = resize_torus(self.table[...], grid)
         return table.reshape(-1, table.shape[-1])
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another grid."""
-        return {"table": resize_circular(self.table[...], grid)}
+        return {"table": resize_torus(self.table[...], grid)}
 
 
 class IsotypicDistances(nnx.Module):
@@ -73,21 +73,21 @@ class IsotypicDistances(nnx.Module):
     def __call__(self, grid: Pair) -> jax.Array:
         planes = None if self.planes is None else self.planes[...][None]
         field = fields.symmetric(Isotypic(self.lines[...], planes))
-        leaves = (jnp.moveaxis(resize_circular(leaf, grid), 0, -2) for leaf in jax.tree.leaves(field))
+        leaves = (jnp.moveaxis(resize_torus(leaf, grid), 0, -2) for leaf in jax.tree.leaves(field))
         return jnp.concatenate([leaf.reshape(math.prod(grid), -1) for leaf in leaves], axis=-1)
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of this table resized to another grid."""
         size = _domain(grid, OCTIC) if self.planes is not None else grid
         named = {"lines": self.lines, "planes": self.planes}
-        return {name: resize_circular(table[...], size) for name, table in named.items() if table is not None}
+        return {name: resize_torus(table[...], size) for name, table in named.items() if table is not None}
 
 
 def _domain(grid: Pair, group: Group) -> Pair:
     return (max(grid), max(grid)) if group is OCTIC else grid
 
 
-def resize_circular(table: jax.Array, grid: Pair) -> jax.Array:
+def resize_torus(table: jax.Array, grid: Pair) -> jax.Array:
     """Linear resize of a table [*, rows, columns, C] of distances on a torus to `grid`; distance 0 stays 0."""
     if table.shape[-3:-1] == tuple(grid):
         return table

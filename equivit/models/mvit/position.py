@@ -12,7 +12,7 @@ from flax import nnx
 
 from equivit.layers.convolution import Pair
 from equivit.layers.dense import WEIGHT_INIT
-from equivit.layers.relative import resize_circular
+from equivit.layers.relative import resize_torus
 
 
 class DecomposedPosition(nnx.Module):
@@ -48,7 +48,7 @@ class DecomposedPosition(nnx.Module):
         found = {"rows": other.rows[...], "columns": other.columns[...]}
         for (name, table), *sizes in zip(found.items(), other.stride, other.kv_stride, self.grid, strict=True):
             stride, kv_stride, size = sizes
-            table = resize_around(table, size)
+            table = resize_circular(table, size)
             found[name] = table[..., line(size, kv_stride // min(stride, kv_stride)) % size, :]
         return found
 
@@ -80,7 +80,7 @@ class CircularPosition(nnx.Module):
         """The vectors of all pairs along one axis, [queries, keys, C], or [B, 1, queries, keys, C] by phases."""
         step, kv_step = self.stride[axis], self.kv_stride[axis]
         size, least = step * queries, 1 - kv_step  # of a_q - a_k
-        table = resize_around((self.rows, self.columns)[axis][...], size)
+        table = resize_circular((self.rows, self.columns)[axis][...], size)
         apart = step * np.arange(queries)[:, None] - kv_step * np.arange(keys)
         if ahead is None or step == kv_step == 1:
             return table[apart % size]
@@ -89,14 +89,17 @@ class CircularPosition(nnx.Module):
 
     def tables(self, grid: Pair) -> dict[str, jax.Array]:
         """The parameters, by name, of these tables resized to another grid."""
-        return {"rows": resize_around(self.rows[...], grid[0]), "columns": resize_around(self.columns[...], grid[1])}
+        return {
+            "rows": resize_circular(self.rows[...], grid[0]),
+            "columns": resize_circular(self.columns[...], grid[1]),
+        }
 
     def taken(self, other: DecomposedPosition) -> dict[str, jax.Array]:
         """The parameters, by name, that approximate positions on a plane; distance 0 is kept."""
         found = {"rows": other.rows[...], "columns": other.columns[...]}
         for (name, table), *sizes in zip(found.items(), self.stride, self.kv_stride, self.grid, strict=True):
             stride, kv_stride, size = sizes
-            found[name] = resize_around(folded(table, kv_stride // min(stride, kv_stride)), size)
+            found[name] = resize_circular(folded(table, kv_stride // min(stride, kv_stride)), size)
         return found
 
 
@@ -157,9 +160,9 @@ def linear(size: int, target: int) -> np.ndarray:
     return np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(size)))
 
 
-def resize_around(table: jax.Array, size: int) -> jax.Array:
+def resize_circular(table: jax.Array, size: int) -> jax.Array:
     """Linear resize of [*, distances, C] around a circle to `size` distances; distance 0 stays 0."""
-    return resize_circular(table[..., None, :], (size, 1))[..., 0, :]
+    return resize_torus(table[..., None, :], (size, 1))[..., 0, :]
 
 
 def folded(table: jax.Array, step: int) -> jax.Array:
