@@ -84,6 +84,7 @@ def test_started_again_it_does_nothing_twice(place, fitted, monkeypatch):
     assert json.loads((place / "fitted" / "report.json").read_text()) == fitted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["--heads=3"], ["--blocks=2", "--kind=ens_dw"]], ids=lambda how: how[-1])
 def test_killed_in_each_stage_it_goes_on(place, how, monkeypatch):
     """And no stage that has ended is begun again."""

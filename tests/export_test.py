@@ -96,6 +96,7 @@ def test_a_dynamic_batch_takes_any_number_of_images(options, tmp_path):
     profile.profile([path], runs=1, warmup=0)  # one image
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_a_dynamic_batch_that_runs_on_one_image_only_is_not_left(tmp_path):
     """In a file of a replaced octic block jax2onnx writes the batch as 1."""

@@ -177,6 +177,7 @@ def run(place, *more, family="H8", workdir="octic"):
     return octify.main([*arguments, *more])
 
 
+@pytest.mark.slow
 def test_every_stage_is_done_once_in_order(place, monkeypatch):
     """Training itself is tested above and elsewhere; here it gives back what it begins with."""
     begun = []

@@ -378,6 +378,7 @@ def traced_kernels(c, f, number):
     yield residual.forward.__wrapped__, [*stream, *field(f), *weights(f, c), scaled]
 
 
+@pytest.mark.slow
 def test_the_kernels_of_vit_h_lower_for_cuda():
     """Its heads of ten channels have bank conflicts in shared memory, which JAX 0.12 refuses unless asked."""
     for kernel, arguments in traced_kernels(*SIZES["ViT-H"]):

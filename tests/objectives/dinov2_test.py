@@ -77,6 +77,7 @@ def test_eight_devices_equal_one():
     chex.assert_trees_all_close(eight.extra, one.extra, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_no_token_crosses_devices():
     """With a group on each device, all that they exchange are sums: gradients, counts and losses."""
     compiled_, mesh = compiled(8)

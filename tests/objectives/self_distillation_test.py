@@ -87,6 +87,7 @@ def run(tmp_path_factory):
     return compiled, [*states, jax.device_get(state)], metrics, workdir
 
 
+@pytest.mark.slow
 def test_the_last_layer_starts_later(run):
     kernels = [state.trainable["last_layer.kernel"] for state in run[1]]
     assert [bool((after != before).any()) for before, after in zip(kernels, kernels[1:], strict=False)] == (

@@ -64,6 +64,7 @@ def test_each_image_keeps_tokens_of_its_own():
     assert (first != other).any()
 
 
+@pytest.mark.slow
 def test_the_log_says_each_phase(tmp_path, capsys):
     compiled = []
 

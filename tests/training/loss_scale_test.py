@@ -120,6 +120,7 @@ def batch(t, black=()):
     return rows
 
 
+@pytest.mark.slow
 def test_micro_batches_on_two_devices_share_one_scale():
     """A scale is a power of two, so without products in float16 it changes nothing; one bad micro-batch skips all."""
     mesh, states = mesh_of(2, 1), {}
@@ -165,6 +166,7 @@ def stored(workdir, step):
     return about["leaves"].keys(), about["bits"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, capsys):
     """With three skipped steps of ten, and a scale that doubles after two good ones."""
     monkeypatch.setattr(loss_scale, "INTERVAL", 2)
@@ -194,6 +196,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, capsys):
         resuming.check(tmp_path, config, other)
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_at_any_scale_end_the_run(tmp_path):
     config = config_of("float16")
     config.steps = 30

@@ -103,6 +103,30 @@ def quirks():
         yield [option, *cells]
 
 
+def dinov2_sentences():
+    def both(gain, data):
+        return gap(name, gain, data), error(name, gain, data)
+
+    name, probe = "dinov2_small_images", "linear_probe/top1"
+    ahead, nearest, added = (f"I8 - plain, {what}" for what in (probe, "knn/top1", f"added to {probe}"))
+    for data in ("blood_cells", "cifar10"):
+        found = entry(f"studies/{name}", data)
+        yield f"{100 * found['pixels']:.1f}"
+        assert all(verdict(name, gain, data) == "resolved" for gain in found["gains"] if "its start" in gain)
+        assert {verdict(name, gain, data) for gain in (ahead, added)} == {"resolved"}
+        assert found["gains"][ahead]["gap"] > 0 > found["gains"][added]["gap"]
+    points = "I8 is ahead of plain by {} points of the probe (standard error {})"
+    cells, cifar10 = both(ahead, "blood_cells"), both(ahead, "cifar10")
+    yield f"{points} and {{}} of k-NN ({{}})".format(*cells, *both(nearest, "blood_cells"))
+    yield f"ahead by {gap(name, f'I8 - plain, start {probe}', 'blood_cells')} points of the probe: training adds "
+    yield "training adds {} points less to it ({}), resolved".format(*both(added, "blood_cells"))
+    behind, less = f"H8 - plain, {probe}", f"H8 - plain, added to {probe}"
+    yield f"{points}, H8 behind by {{}} ({{}}, not resolved)".format(*cifar10, *both(behind, "cifar10"))
+    assert (verdict(name, behind, "cifar10"), verdict(name, less, "cifar10")) == ("not resolved", "resolved")
+    yield "adds {} points less to I8's probe than to plain's ({})".format(*both(added, "cifar10"))
+    yield "and {} less to H8's ({}), both resolved".format(*both(less, "cifar10"))
+
+
 def sentences():
     name, pairs = "segmentation_camvid", ("D8 - plain, miou", "D8 - plain, eight", "adaptive - swin, miou")
     yield f"D8 is {gap(name, pairs[0])} points below plain (standard error {error(name, pairs[0])}, not resolved)"
@@ -115,8 +139,7 @@ def sentences():
     yield "I8 is {} points above plain (standard error {}) and D8 {} ({})".format(
         *(figure(*pair) for pair in angles for figure in (gap, error))
     )
-    for data in ("blood_cells", "cifar10"):
-        yield f"{100 * entry('studies/dinov2_small_images', data)['pixels']:.1f}"
+    yield from dinov2_sentences()
     probes = {key: entry("studies/mae_small_images", key)["rows"]["plain"] for key in ("main", "normal")}
     gains = {key: differences.difference(row[PROBE], row[f"start {PROBE}"])["gap"] for key, row in probes.items()}
     yield f"a plain model gains {100 * gains['normal']:.0f} points, not {100 * gains['main']:.0f}"

@@ -23,12 +23,24 @@ def figures(start, end, entropy=0.9):
         (figures(0.5, 0.6, entropy=0.9999), ["entropy"]),
     ],
 )
-def test_small_runs_must_learn_and_not_collapse(row, failing, capsys):
-    claims = dinov2_small_images.show("blood_cells", {"I8": row}, 0.5)
+def test_small_runs_must_learn_and_not_collapse(row, failing):
+    claims = dinov2_small_images.claims("blood_cells", {"I8": row})
     assert [claim.text for claim in claims if claim.holds is False] == [
         claim.text for claim in claims if any(word in claim.text for word in failing)
     ]
-    assert "not resolved" in capsys.readouterr().out or failing != ["linear_probe", "knn"]
+
+
+def test_differences_from_plain_are_of_the_figures_and_of_what_training_adds():
+    rows = {"plain": figures(0.5, 0.7), "I8": figures(0.6, 0.72)}
+    gains = {name: gain["gap"] for name, gain in dinov2_small_images.gains_of(rows).items()}
+    for figure in ("linear_probe/top1", "knn/top1"):
+        assert gains[f"I8 - plain, start {figure}"] == pytest.approx(0.1)
+        assert gains[f"I8 - plain, {figure}"] == pytest.approx(0.02)
+        assert gains[f"I8 - its start, {figure}"] == pytest.approx(0.12)
+        assert gains[f"I8 - plain, added to {figure}"] == pytest.approx(-0.08)
+    assert list(dinov2_small_images.gains_of({"I8": rows["I8"]})) == [
+        f"I8 - its start, {figure}" for figure in ("linear_probe/top1", "knn/top1")
+    ]
 
 
 def test_neighbours_by_pixels():
