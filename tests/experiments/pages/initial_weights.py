@@ -11,7 +11,7 @@ from tests.experiments.pages import jumbo, studies
 from tests.experiments.pages.figures import Page, entry, error, gap, rows_by, spread, verdict
 
 PAGE = Page("studies/initial_weights")
-EQUAL = "studies/octic_equal_compute"
+EQUAL, DINOV2, KNN = "studies/octic_equal_compute", "studies/dinov2_small_images", "knn/top1"
 
 
 COLUMNS = "width | best rate | upright | eight orientations | over plain, upright (standard error)"
@@ -47,6 +47,15 @@ def jumbo_of_width_192():
 @PAGE.table("512 clusters, Xavier | best rate | test accuracy | training loss | over registers (standard error)")
 def clusters_from_xavier():
     yield from jumbo.of_arms(entry("studies/jumbo_rates", "clusters_xavier"))
+
+
+@PAGE.table("blood cells, DINOv2, Xavier | seeds | probe at start | probe | k-NN at start | k-NN")
+def dinov2_from_xavier():
+    for family in ("plain", "H8", "I8"):
+        found = entry(DINOV2, "blood_cells_xavier" if family == "H8" else "blood_cells_xavier_six")
+        row = found["rows"][family]
+        figures = ("start linear_probe/top1", "linear_probe/top1", "start knn/top1", "knn/top1")
+        yield [family, str(len(found["seeds"])), *(spread(row[figure]) for figure in figures)]
 
 
 def sentences():
@@ -91,6 +100,7 @@ def sentences():
     yield from registers_sentences()
     yield from cifar10_sentences()
     yield from pattern_sentences()
+    yield from dinov2_sentences()
     yield f"H8's lead of {before:.1f} points shrinks to {after:.1f}"
 
 
@@ -142,6 +152,51 @@ def pattern_sentences():
     yield f"(standard error {error(name, *lower)}), {verdict(name, *lower)}"
     more = [100 * max(row["held_out"].values()) - upright_mean(row) for row in found["patterns"].values()]
     yield f"up to {max(more):.0f} points more on held-out images"
+
+
+def dinov2_sentences():
+    three, six, probe = "blood_cells_xavier", "blood_cells_xavier_six", "linear_probe/top1"
+
+    def points(gain, key):
+        return gap("dinov2_small_images", gain, key), error("dinov2_small_images", gain, key)
+
+    def judged(gain, key):
+        return verdict("dinov2_small_images", gain, key)
+
+    start, ahead, added, nearest = (
+        f"I8 - plain, {what}" for what in (f"start {probe}", probe, f"added to {probe}", KNN)
+    )
+    yield "{} points above plain's (standard error {}), not resolved".format(*points(ahead, three))
+    found = entry(DINOV2, three)["rows"]
+    yield f"six resolve {least_of_six(found['I8'][probe], found['plain'][probe]):.1f} points"
+    yield "I8 is then {} points above plain (standard error {}), resolved".format(*points(ahead, six))
+    yield "At the start it is {} points above ({})".format(*points(start, six))
+    yield "{} points less for I8 ({}, not resolved)".format(*points(added, six))
+    yield "I8's lead of {} points ({}) is not resolved".format(*points(nearest, six))
+    verdicts = [judged(gain, six) for gain in (start, ahead, added, nearest)]
+    assert verdicts == ["resolved", "resolved", "not resolved", "not resolved"]
+    begins, ends = f"H8 - plain, start {probe}", f"H8 - plain, {probe}"
+    yield "begins {} points above plain's ({}, not resolved)".format(*points(begins, three))
+    yield "ends {} below ({}), resolved".format(*points(ends, three))
+    assert [judged(gain, key) for gain, key in ((ahead, three), (begins, three), (ends, three))] == [
+        "not resolved",
+        "not resolved",
+        "resolved",
+    ]
+    keys = {"plain": six, "H8": three, "I8": six}
+    means = [
+        100 * (statistics.fmean(entry(DINOV2, key)["rows"][family][probe]) - statistics.fmean(before[family][probe]))
+        for before in [entry(DINOV2, "blood_cells")["rows"]]
+        for family, key in keys.items()
+    ]
+    yield "the probe ends {:.1f} points higher for plain, {:.1f} for H8 and {:.1f} for I8".format(*means)
+
+
+def least_of_six(a, b) -> float:
+    """The points that Welch's test of six seeds resolves, by the spread of these."""
+    parts = [statistics.variance(values) / 6 for values in (a, b)]
+    degrees = sum(parts) ** 2 / sum(part**2 / 5 for part in parts)
+    return 100 * math.sqrt(sum(parts)) * special.stdtrit(degrees, 1 - differences.LEVEL / 2)
 
 
 def baselines():

@@ -120,6 +120,7 @@ def dinov2_sentences():
     yield f"{points} and {{}} of k-NN ({{}})".format(*cells, *both(nearest, "blood_cells"))
     yield f"ahead by {gap(name, f'I8 - plain, start {probe}', 'blood_cells')} points of the probe: training adds "
     yield "training adds {} points less to it ({}), resolved".format(*both(added, "blood_cells"))
+    yield "I8 is ahead by {} points ({}) with six seeds".format(*both(ahead, "blood_cells_xavier_six"))
     behind, less = f"H8 - plain, {probe}", f"H8 - plain, added to {probe}"
     yield f"{points}, H8 behind by {{}} ({{}}, not resolved)".format(*cifar10, *both(behind, "cifar10"))
     assert (verdict(name, behind, "cifar10"), verdict(name, less, "cifar10")) == ("not resolved", "resolved")
