@@ -171,7 +171,7 @@ def dinov2_sentences():
     yield f"six resolve {least_of_six(found['I8'][probe], found['plain'][probe]):.1f} points"
     yield "I8 is then {} points above plain (standard error {}), resolved".format(*points(ahead, six))
     yield "At the start it is {} points above ({})".format(*points(start, six))
-    yield "{} points less for I8 ({}, not resolved)".format(*points(added, six))
+    yield "Training adds {} points less to I8's probe than to plain's ({}, not resolved)".format(*points(added, six))
     yield "I8's lead of {} points ({}) is not resolved".format(*points(nearest, six))
     verdicts = [judged(gain, six) for gain in (start, ahead, added, nearest)]
     assert verdicts == ["resolved", "resolved", "not resolved", "not resolved"]
