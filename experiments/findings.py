@@ -208,9 +208,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def cached(path: pathlib.Path, compute: Callable[[], Any], settings: Mapping[str, Any] | None = None) -> Any:
-    """The object in a JSON file, computed and written where there is no file, or its settings were others."""
-    settings = json.loads(json.dumps(settings or {}))
-    if (known := read_json(path)).get("settings") != settings:
+    """The result in a JSON file; computed and written if there is no file, or one of other settings or another form."""
+    settings, known = json.loads(json.dumps(settings or {})), read_json(path)
+    if not isinstance(known, dict) or known.keys() != {"settings", "result"} or known["settings"] != settings:
         files.write_text(path, json.dumps(dict(settings=settings, result=compute()), indent=1) + "\n")
         known = read_json(path)
     return known["result"]

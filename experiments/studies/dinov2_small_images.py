@@ -81,7 +81,7 @@ def by_pixels(config) -> float:
 
 
 def gains_of(rows: Mapping[str, Mapping[str, list]]) -> dict[str, dict]:
-    """Differences of octic models from plain, of each model from its start, and of octic from plain in the latter."""
+    """Differences from plain, at the start, at the end and in what training adds; and of each model from its start."""
     octic = [family for family in rows if family != "plain" and "plain" in rows]
     compared = [f"{when}{figure}" for figure in LEAST for when in ("start ", "")]
     gains = differences.gains(rows, ((family, "plain") for family in octic), compared)

@@ -67,6 +67,10 @@ def test_a_kept_result_is_computed_again_for_other_settings(tmp_path):
         found = findings.cached(tmp_path / "square.json", lambda n=number: square(n), dict(sides=(number,)))
         assert found == [number**2]
     assert computed == [2, 3]
+    for earlier in ([4], dict(settings=dict(sides=[2]), scores=[4])):  # files of earlier versions
+        (tmp_path / "square.json").write_text(json.dumps(earlier))
+        assert findings.cached(tmp_path / "square.json", lambda: square(2), dict(sides=(2,))) == [4]
+    assert computed == [2, 3, 2, 2]
 
 
 class TestEntry:

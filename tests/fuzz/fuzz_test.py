@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-EXAMPLES = 30  # inputs of each reader
+EXAMPLES = 50  # inputs of each reader
 
 
 def run(*arguments):
