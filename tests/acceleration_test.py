@@ -25,12 +25,12 @@ PIXELS = ("--config.data.mean=0.5,0.5,0.5", "--config.data.std=0.25,0.25,0.25")
 def model(**fields):
     """A tiny ViT with a class token and random parameters."""
     tiny = dict(width=16, depth=3, num_heads=2, patch_size=8, image_size=(16, 16), num_classes=10)
-    return jax.jit(lambda: zoo.create("vit_ti16", rngs=nnx.Rngs(params=1), **{**tiny, **fields}))()
+    return testing.randomise(zoo.abstract("vit_ti16", **{**tiny, **fields}), jax.random.key(1))
 
 
 def random_model():
-    """A headless model of patches, whose layer scales are near 1."""
-    return testing.randomise(model(class_token=False, pool="mean", num_classes=None), jax.random.key(0))
+    """A headless model of patches."""
+    return model(class_token=False, pool="mean", num_classes=None)
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +363,7 @@ def test_a_decoder_stays_when_its_backbone_changes():
 
     vit = model(class_token=False, pool="mean", num_classes=None)
     config = segmenter.SegmenterConfig(backbone=vit.config, num_classes=3, decoder="linear")
-    before = config.build(nnx.Rngs(params=0))
+    before = testing.randomise(jax.eval_shape(lambda: config.build(nnx.Rngs(0))), jax.random.key(0))
     after = replacement.with_backbone(before, replacement.replace(vit, {1: None}))
     assert [one.block for one in after.config.backbone.replaced] == [1]
     same = jax.tree.map(lambda a, b: bool((a == b).all()), nnx.state(before.decoder), nnx.state(after.decoder))

@@ -4,6 +4,7 @@ import collections
 import ctypes
 import functools
 import gc
+import math
 import os
 import pathlib
 import re
@@ -24,7 +25,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+import numpy as np
 from jax._src.interpreters import mlir
+from jax._src.random import core as random_core
 
 # A program that another process is just writing into the cache, or was killed while writing, is compiled again; JAX
 # warns of it, and tests look at what commands print.
@@ -51,6 +54,29 @@ gc.disable()
 contexts = functools.cache(mlir.make_ir_context)
 if jax.__version_info__ < (0, 11):
     mlir.make_ir_context = contexts
+
+
+def cut_from_a_longer_draw(draw):
+    """A function that draws, outside of programs, as many numbers as a power of 2, and keeps those that are asked for.
+
+    The first numbers of a longer draw are those of a shorter one.  JAX compiles a program for each number, and a draw
+    takes ten times as long as an addition.
+    """
+
+    def drawn(*arguments, shape, dtype):
+        traced = any(isinstance(one, jax.core.Tracer) for one in arguments)
+        if traced or any(map(np.ndim, arguments)) or not jax.sharding.get_abstract_mesh().empty:
+            return draw(*arguments, shape=shape, dtype=dtype)
+        number = math.prod(shape)
+        longer = draw(*arguments, shape=(1 << max(number - 1, 0).bit_length(),), dtype=dtype)
+        return jax.device_put(np.asarray(longer)[:number].reshape(shape))
+
+    return drawn
+
+
+if jax.__version_info__ < (0, 11):
+    for name in ("_normal", "_uniform"):
+        setattr(random_core, name, cut_from_a_longer_draw(getattr(random_core, name)))
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")
@@ -91,7 +117,6 @@ FIRST = (
 # Folders of which `make test` runs what is marked `quick` alone; tests elsewhere may be marked `slow`.
 SLOW = ("tests/experiments", "tests/recipes", "tests/colabs", "tests/fuzz")
 STARTED = pytest.StashKey[float]()
-LARGE = 1_200_000_000  # bytes
 
 
 def pytest_addoption(parser):
@@ -141,7 +166,7 @@ def programs():
     """
     yield
     contexts.cache_clear()  # a context keeps the constants of all its programs
-    if sys.platform == "linux" and resident() < LARGE:
+    if sys.platform == "linux" and resident() < memory() / 8:  # .ci/run has five processes at a time
         gc.collect()
         gc.freeze()
         return
@@ -156,6 +181,11 @@ def programs():
 def resident() -> int:
     """Bytes of memory that this process has on Linux."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def memory() -> int:
+    """Bytes of memory of a machine with Linux."""
+    return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
 
 
 def cpu_seconds() -> float:

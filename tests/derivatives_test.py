@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import kernels, models
+from equivit import kernels, models, testing
 from equivit.derivatives import linear, with_pullback
 from equivit.layers import isotypic
 from equivit.symmetry import fields, shifts
@@ -93,7 +93,8 @@ SMALL["cvt"][1]["paddings"] = (2, 1)
 def loss(name, **options):
     """A function of parameters and images, and the parameters."""
     variant, config = SMALL[name]
-    graph, parameters, rest = nnx.split(models.create(variant, num_classes=5, **config, **options), nnx.Param, ...)
+    model = testing.randomise(models.abstract(variant, num_classes=5, **config, **options), jax.random.key(0))
+    graph, parameters, rest = nnx.split(model, nnx.Param, ...)
 
     def function(parameters, images):
         return jnp.sin(nnx.merge(graph, parameters, rest)(images)).sum()

@@ -38,15 +38,15 @@ def walked(function) -> list[str]:
     [("vit_s16", dict(depth=2), 80, 45, 12), ("octic_vit_s16", dict(family="I8"), 550, 170, 28)],
 )
 def test_the_walk_through_a_forward_pass(name, options, calls, changes, files):
-    model, images = models.create(name, **options), jnp.zeros((2, 224, 224, 3))
+    model, images = models.abstract(name, **options), jnp.zeros((2, 224, 224, 3))
     with kernels.using("xla"):
-        walk = walked(lambda: jax.make_jaxpr(lambda images: model(images))(images))
+        walk = walked(lambda: jax.make_jaxpr(lambda model, images: model(images))(model, images))
     turns = sum(here != there for here, there in zip(walk, [None, *walk], strict=False))
     assert len(walk) <= calls and turns <= changes and len(set(walk)) <= files
 
 
 def test_the_program_of_a_gradient():
-    structure, parameters = nnx.split(models.create("vit_s16", depth=2))
+    structure, parameters = nnx.split(models.abstract("vit_s16", depth=2))
     images = jnp.zeros((2, 224, 224, 3))
     with kernels.using("xla"):
         gradient = jax.make_jaxpr(jax.grad(lambda p, x: nnx.merge(structure, p)(x).sum()))(parameters, images)

@@ -14,9 +14,7 @@ from equivit import kernels
 from equivit.kernels import dispatch
 from equivit.kernels.d8_gelu.reference import d8_gelu
 from equivit.kernels.hopper import gelu, heads, irreps, norm, norm_gradient, residual, rows, vectors
-from equivit.kernels.isotypic_attention import gpu as isotypic_attention_gpu
-from equivit.kernels.isotypic_attention import irrep_by_irrep, isotypic_attention
-from equivit.kernels.isotypic_attention.reference import isotypic_attention as plain_attention
+from equivit.kernels.isotypic_attention import irrep_by_irrep
 from equivit.kernels.isotypic_linear import linear
 from equivit.kernels.norm import Norm, fork
 from equivit.kernels.norm.reference import centred, inverse_deviation, normalise, standardise
@@ -29,7 +27,6 @@ from equivit.layers.parts import Parts
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
 from experiments.benchmarks.field_shapes import Shape
-from tests.drawing import cast
 from tests.kernels.comparison import assert_near, draw, draw_arguments, draw_branch, value_and_gradient, widen
 
 NORM = Norm(1e-5, 0.5)
@@ -327,7 +324,10 @@ TRAINING = ["octic_norm", "octic_norm_gradient", "octic_heads", "octic_irreps", 
     ],
 )
 def test_a_block_in_training_has_the_kernels_if_asked(rate, width, number, hidden, expected):
-    block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(width, number, hidden))
+    def build():
+        block = Block(**Parts(OCTIC, nnx.Rngs(0), layer_scale=0.5).branches(width, number, hidden))
+        return jax.tree.map(lambda a: a.astype(jnp.bfloat16), block)
+
     shapes = Shape("", (2,), 9, width // 8, 0).field(width // 8)
     x = Isotypic(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     key = jax.random.key(0) if rate else None
@@ -336,7 +336,7 @@ def test_a_block_in_training_has_the_kernels_if_asked(rate, width, number, hidde
         return sum(leaf.sum() for leaf in jax.tree.leaves(block(x, rate=rate, key=key)))
 
     with kernels.using("gpu"):
-        traced = jax.jit(jax.grad(loss, argnums=1)).trace(cast(block, "bfloat16"), x)
+        traced = jax.jit(jax.grad(loss, argnums=1)).trace(jax.eval_shape(build), x)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert [kernel_calls(text, name) for name in TRAINING] == expected
 
@@ -421,96 +421,3 @@ def test_what_is_supported():
     assert not heads.supported(208, 16, jnp.bfloat16) and not heads.supported(96, 8, jnp.bfloat16)  # 13 and 12 channels
     for c in (96, 128, 160):  # a register of a thread holds what a tile needs, and shared memory what is staged
         assert residual.default_tile(4 * c, c, jnp.float32).slots >= 4 and gelu.default_ring(c).slots >= 3
-
-
-def described_attention(*batch):
-    """Field, qkv and proj of four heads of 16 channels in each line."""
-
-    def described(*shapes):
-        return tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
-
-    maps = (described((4, 64, n * 64), (128, n * 128), (n * 64,)) for n in (3, 1))
-    return described((4, *batch, 9, 64), (2, *batch, 9, 128)), *((maps[:2], maps[2]) for maps in maps)
-
-
-def test_attention_of_a_field_has_kernels_on_one_device_alone():
-    assert isotypic_attention_gpu.supported(*described_attention(8), 4)
-    with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))):
-        assert not isotypic_attention_gpu.supported(*described_attention(8), 4)
-
-
-def field_attention(field, qkv, proj):
-    with kernels.using("gpu"):
-        return isotypic_attention(field, qkv, proj, 4)
-
-
-def test_kernels_of_attention_see_the_rows_of_one_set_of_weights(monkeypatch):
-    """Under vmap, both kernels of each direction see all rows; with several weights, the two without weights do."""
-    rows = []
-
-    def seeing(kernel):
-        def called(*arrays, **options):
-            rows.append(max(arrays[0].shape[:2]))
-            return kernel(*arrays, **options)
-
-        return called
-
-    def gradients(*arguments):
-        y, pull = jax.vjp(field_attention, *arguments)
-        return pull(y)
-
-    for module in (heads, irreps):
-        monkeypatch.setattr(module, "forward", seeing(module.forward))
-    arguments = described_attention(3, 2)
-    several = jax.tree.map(lambda a: jax.ShapeDtypeStruct((3, *a.shape), a.dtype), arguments[1:])
-    for axes, arrays, wide in (((1, None, None), arguments, 4), ((1, 0, 0), (arguments[0], *several), 2)):
-        rows.clear()
-        jax.eval_shape(jax.vmap(gradients, in_axes=axes, out_axes=(1, 0, 0)), *arrays)
-        assert set(rows) == {18, 54} and rows.count(54) == wide
-    each = jax.vmap(field_attention, in_axes=(1, None, None))  # of several fields, with each of several weights
-    assert jax.eval_shape(jax.vmap(each, in_axes=(None, 0, 0)), arguments[0], *several)[0].shape == (3, 3, 4, 2, 9, 64)
-
-
-def test_attention_of_an_empty_field_is_plain():
-    arguments = described_attention(0)
-    assert not isotypic_attention_gpu.supported(*arguments, 4)
-    assert [y.shape for y in jax.eval_shape(field_attention, *arguments)] == [a.shape for a in arguments[0]]
-
-
-def test_attention_under_vmap_is_the_reference_s(interpreter):
-    parts = enumerate(described_attention(2))
-    field, *maps = (draw([a.shape for a in jax.tree.leaves(part)], "bfloat16", i, 0.3) for i, part in parts)
-    maps = [((lines, planes), bias) for lines, planes, bias in maps]
-    expected, found = (
-        jax.jit(jax.vmap(attend, (1, None, None), 1))(field, *maps)
-        for attend in (functools.partial(plain_attention, heads=4), field_attention)
-    )
-    for a, b in zip(widen(found), widen(expected), strict=True):
-        assert float(jnp.abs(a - b).max()) < 0.03 * float(jnp.abs(b).max())
-
-
-@pytest.mark.parametrize("batch, width, number", [((2,), 64, 4), pytest.param((1, 2), 80, 8, id="10 channels")])
-def test_attention_and_its_gradients_are_the_reference_s(batch, width, number, interpreter, monkeypatch):
-    """By the heads of the kernel, whose order a wrong permutation would betray."""
-    tokens = 11
-    field = draw([(4, *batch, tokens, width), (2, *batch, tokens, 2 * width)], "bfloat16", scale=1.0)
-    qkv = draw([(4, width, 3 * width), (2 * width, 6 * width)], "bfloat16", 1, width**-0.5)
-    proj = draw([(4, width, width), (2 * width, 2 * width)], "bfloat16", 2, width**-0.5)
-    biases, slopes = draw([(3 * width,), (width,)], "float32", 3), draw([a.shape for a in field], "bfloat16", 4)
-    arrays = (*field, *qkv, *proj, *biases)
-
-    def on(attention, lines, planes, q_lines, q_planes, p_lines, p_planes, q_bias, p_bias):
-        return attention((lines, planes), ((q_lines, q_planes), q_bias), ((p_lines, p_planes), p_bias), number)
-
-    def both(attention):
-        return value_and_gradient(functools.partial(on, attention), arrays, slopes)
-
-    expected, found = both(plain_attention), both(isotypic_attention_gpu.attention)
-    errors = [
-        float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in zip(widen(found), widen(expected), strict=True)
-    ]
-    assert max(errors) < 0.03  # queries and logits are rounded at other places
-    if width // number % 8:
-        monkeypatch.setattr(irreps, "arranged", lambda field, c, axis=-1: field)
-        wrong = jax.jit(functools.partial(on, isotypic_attention_gpu.attention))(*arrays)
-        assert float(jnp.abs(wrong[0].astype(float) - expected[0]).max()) > 0.1

@@ -37,8 +37,9 @@ def double():
 
 def block_and_tokens(group, options):
     """A block with random parameters, and tokens, in float64."""
-    parts = Parts(group, nnx.Rngs(0), **(dict(layer_scale=0.5) | options))
-    block = testing.randomise(Block(**parts.branches(WIDTH, 2, 64)), jax.random.key(1))
+    options = dict(layer_scale=0.5) | options
+    abstract = jax.eval_shape(lambda: Block(**Parts(group, nnx.Rngs(0), **options).branches(WIDTH, 2, 64)))
+    block = testing.randomise(abstract, jax.random.key(1))
     x = normal(2, TOKENS, WIDTH) if group is None else random_field(group, (1, TOKENS), WIDTH // group.order)
     return cast(block, "float64"), cast(x, "float64")
 

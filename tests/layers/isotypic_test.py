@@ -47,7 +47,7 @@ class CommutesTest(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True)
     @parameterized.product(group=(FLIP, OCTIC), name=tuple(layers(OCTIC)))
     def test_commutes(self, group, name):
-        layer = testing.randomise(layers(group)[name], jax.random.key(1))
+        layer = testing.randomise(jax.eval_shape(lambda: layers(group)[name]), jax.random.key(1))
         x = random_field(group, GRID, WIDTH // group.order, PREFIX)
         apply = functools.partial(self.variant(lambda layer, x: layer(x)), layer)
         testing.assert_equivariant(apply, group, x, input="field", output="field", prefix=PREFIX, grid=GRID)
@@ -59,7 +59,7 @@ def test_a_branch_in_one_operation_is_the_sum_of_its_parts(group, layer_scale):
     """In a block it is one, unless there is a key, for stochastic depth; here that has a rate of 0."""
     width, hidden = 8 * group.order, 128 * group.order
     options = dict(layer_scale=layer_scale, isotypic_eps=0.1, isotypic_norm="balanced")  # both matter
-    block = Block(**Parts(group, nnx.Rngs(0), **options).branches(width, 2, hidden))
+    block = jax.eval_shape(lambda: Block(**Parts(group, nnx.Rngs(0), **options).branches(width, 2, hidden)))
     block, x = testing.randomise(block, jax.random.key(1)), random_field(group, GRID, 8, PREFIX)
     with kernels.using("interpret"):
         traced = jax.jit(lambda block, x: block(x)).trace(block, x)
@@ -79,7 +79,8 @@ def test_gelu_commutes(group):
 @GROUPS
 @pytest.mark.parametrize("size", [(12, 12), (12, 24)], ids=str)
 def test_patch_embedding_commutes(group, size):
-    layer = testing.randomise(isotypic.PatchEmbed((4, 4), 3, WIDTH, group=group, rngs=nnx.Rngs(0)), jax.random.key(1))
+    layer = jax.eval_shape(lambda: isotypic.PatchEmbed((4, 4), 3, WIDTH, group=group, rngs=nnx.Rngs(0)))
+    layer = testing.randomise(layer, jax.random.key(1))
     x = normal(2, *size, 3)
     grid = (size[0] // 4, size[1] // 4)
     testing.assert_equivariant(layer, group, x, output="field", output_grid=grid)
@@ -105,7 +106,8 @@ def test_initial_weights_have_the_variance_of_dense_ones(group, init):
 
 @GROUPS
 def test_unpatchify_commutes(group):
-    layer = testing.randomise(isotypic.Unpatchify(WIDTH, (6, 6), 5, group=group, rngs=nnx.Rngs(0)), jax.random.key(1))
+    layer = jax.eval_shape(lambda: isotypic.Unpatchify(WIDTH, (6, 6), 5, group=group, rngs=nnx.Rngs(0)))
+    layer = testing.randomise(layer, jax.random.key(1))
     x = random_field(group, GRID, WIDTH // group.order)
 
     def to_image(field):  # the caller gives the grid; a quarter turn swaps it

@@ -84,7 +84,7 @@ def test_a_masked_autoencoder_too():
     config = models.zoo.decoders.MaskedAutoencoderConfig(
         model(num_classes=None).config, decoder_width=24, decoder_depth=1, decoder_heads=2
     )
-    whole = testing.randomise(jax.jit(lambda: config.build(nnx.Rngs(0)))(), jax.random.key(0))
+    whole = testing.randomise(jax.eval_shape(lambda: config.build(nnx.Rngs(0))), jax.random.key(0))
     deeper, changes = models.reconfigure(whole, decoder_depth=2)
     assert changes.drawn and all(name.startswith("decoder.blocks.1.") for name in changes.drawn)
     kept = logical.to_logical(whole)

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical
-from equivit.models import create, inference, saved, zoo
+from equivit import logical, testing
+from equivit.models import inference, saved, zoo
 from equivit.trained_on import TrainedOn
 
 MOBILENET = dict(stages=("conv 3 s2 8", "conv 1 24"), stem_width=6, head_width=10, num_classes=3, image_size=(16, 16))
 
 
 def model(seed, **options):
-    made = create("vit_ti16", width=16, depth=1, num_heads=2, image_size=(16, 16), num_classes=3, **options)
-    arrays = {name: array + seed for name, array in logical.take(made).items()}
-    return logical.put(made, arrays)
+    small = dict(width=16, depth=1, num_heads=2, image_size=(16, 16), num_classes=3)
+    return testing.randomise(zoo.abstract("vit_ti16", **small, **options), jax.random.key(seed))
 
 
 def content(found):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from equivit import models
+from equivit import models, testing
 from equivit.layers.batch_stats import recording
 from equivit.models import zoo
 from equivit.models.segmenter.model import SegmenterConfig
@@ -107,7 +107,7 @@ def test_a_model_without_dropout_needs_no_key():
 def test_train_computes_what_an_explicit_key_does_also_inside_a_module_and_eval_what_no_key_does():
     class Wrapped(nnx.Module):
         def __init__(self):
-            self.inner = models.create("vit_ti16", **FAMILIES["vit_ti16"], layer_scale=1.0, head_std=1.0)
+            self.inner = testing.randomise(zoo.abstract("vit_ti16", **FAMILIES["vit_ti16"]), KEY)
 
         def __call__(self, images, key):
             return self.inner(images, key=key)

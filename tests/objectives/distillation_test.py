@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from equivit import logical
+from equivit import logical, testing
 from equivit.data import crops
 from equivit.data.pixels import normalize
 from equivit.models import zoo
@@ -35,7 +35,7 @@ def options(**objective):
 
 @pytest.fixture(scope="module")
 def teacher():
-    return jax.jit(lambda: zoo.create("vit_ti16", image_size=(16, 24), rngs=nnx.Rngs(7), **SMALL))()
+    return testing.randomise(zoo.abstract("vit_ti16", image_size=(16, 24), **SMALL), jax.random.key(7))
 
 
 def raw():
@@ -87,7 +87,7 @@ def test_both_see_the_same_mix(teacher):
 @pytest.mark.slow
 def test_the_loss_is_the_divergence_from_the_teacher(teacher):
     goal = Distillation(options())
-    model = jax.jit(lambda: zoo.create("jumbo_vit_ti16", image_size=(8, 12), jumbo=2, **SMALL))()
+    model = testing.randomise(zoo.abstract("jumbo_vit_ti16", image_size=(8, 12), jumbo=2, **SMALL), jax.random.key(0))
 
     @jax.jit
     def value(trainable):

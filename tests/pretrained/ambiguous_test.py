@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-from equivit import convert, pretrained
+from equivit import convert, pretrained, testing
 from equivit.layers.rngs import Keys
 from equivit.models.vit.config import ViTConfig
 from equivit.pretrained import reading
@@ -19,7 +20,9 @@ def weights(grid, source="timm", flavour="timm", class_position=False, **fields)
     """The file of a tiny model for this many patches."""
     size = (2 * grid[0], 2 * grid[1])
     common: dict[str, Any] = dict(image_size=size, class_position=class_position, position_antialias=True)
-    return pretrained.state_dict(source, ViTConfig(**TINY | common | fields).build(Keys(0)), flavour=flavour)
+    config = ViTConfig(**TINY | common | fields)
+    model = testing.randomise(jax.eval_shape(lambda: config.build(Keys(0))), jax.random.key(0))
+    return pretrained.state_dict(source, model, flavour=flavour)
 
 
 def found(state, source="timm", **hints):

@@ -1,8 +1,9 @@
 """Teachers: an objective with a head needs a teacher whose classes are the data's."""
 
+import jax
 import pytest
-from flax import nnx
 
+from equivit import testing
 from equivit.models import saved, zoo
 from equivit.trained_on import TrainedOn
 from equivit.training.config import get_base
@@ -13,7 +14,8 @@ SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=3, in_chan
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path):
     animals, options = ("bat", "cat", "dog"), get_base("distillation")
-    saved.save(tmp_path / "teacher", zoo.create("vit_ti16", rngs=nnx.Rngs(3), **SIZE), TrainedOn(animals))
+    teacher = testing.randomise(zoo.abstract("vit_ti16", **SIZE), jax.random.key(3))
+    saved.save(tmp_path / "teacher", teacher, TrainedOn(animals))
     for place in (None, str(tmp_path / "teacher"), "zoo:vit_ti16", f"timm:{tmp_path}/absent.pth"):
         options.objective.teacher = place
         check_teacher_classes(options, TrainedOn(animals))

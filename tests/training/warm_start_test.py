@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from equivit import logical, pretrained
+from equivit import logical, pretrained, testing
 from equivit.depthwise import replacement
 from equivit.layers.position import bicubic
 from equivit.models import saved, zoo
@@ -22,7 +22,7 @@ SIZE = dict(width=24, num_heads=2, depth=1, patch_size=4, num_classes=4, in_chan
 
 
 def create(name, **options):
-    return jax.jit(lambda: zoo.create(name, rngs=nnx.Rngs(3), **{**SIZE, **options}))()
+    return testing.randomise(zoo.abstract(name, **{**SIZE, **options}), jax.random.key(3))
 
 
 def config(path, name="vit_ti16", **model):

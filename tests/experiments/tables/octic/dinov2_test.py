@@ -5,6 +5,7 @@ import json
 import jax
 import pytest
 
+from equivit import testing
 from equivit.evaluation import runner
 from equivit.models import saved, zoo
 from equivit.training import config as configs
@@ -72,7 +73,7 @@ def test_progress_of_teachers_by_step(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match="has kept no teacher; train with"):
         dinov2_progress.progress(run)
     small = dict(width=16, depth=1, num_heads=2, image_size=(32, 32))
-    model = jax.jit(lambda: zoo.create("dinov2_vit_s16", **small))()
+    model = testing.randomise(zoo.abstract("dinov2_vit_s16", **small), jax.random.key(0))
     for step in (10, 2):
         saved.save(run / f"teachers/{step}", model)
         (run / f"teachers/{step}/progress.json").write_text(json.dumps({"linear_probe": step / 20, "knn": 0.3}))
