@@ -74,9 +74,8 @@ def cut_from_a_longer_draw(draw):
     return drawn
 
 
-if jax.__version_info__ < (0, 11):
-    for name in ("_normal", "_uniform"):
-        setattr(random_core, name, cut_from_a_longer_draw(getattr(random_core, name)))
+for name in ("_normal", "_uniform"):
+    setattr(random_core, name, cut_from_a_longer_draw(getattr(random_core, name)))
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("EQUIVIT_DEVICES", 8)))
 jax.config.update("jax_platforms", "cpu")

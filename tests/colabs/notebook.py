@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import tempfile
+from types import MappingProxyType
 
 import nbclient
 import nbformat
@@ -27,21 +28,22 @@ LEAVES_SOCKETS = pytest.mark.filterwarnings(
 VARYING = re.compile(rf"{re.escape(tempfile.gettempdir())}|{re.escape(str(FOLDER.parent))}|images/s|microseconds")
 
 
-def run(name: str) -> str:
-    """Everything that a notebook prints; its programs are compiled as in other tests."""
+def run(name: str, *, optimised: bool = False) -> str:
+    """Everything that a notebook prints; its programs are compiled as in other tests, or at XLA's first level."""
     notebook = read(name)
-    _execute(notebook)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1"
+    _execute(notebook, {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": flags} if optimised else {})
     return "".join(output.get("text", "") for output in outputs(notebook))
 
 
-def _execute(notebook):
+def _execute(notebook, variables=MappingProxyType({})):
     # Its own time-outs are short: a kernel has a minute to start, and after 4 seconds without output the rest is lost.
     patience = dict(timeout=HANGS, startup_timeout=HANGS, iopub_timeout=HANGS)
     resources = {"metadata": {"path": str(FOLDER)}}
     client = nbclient.NotebookClient(
         notebook, **patience, record_timing=False, coalesce_streams=True, resources=resources
     )
-    client.execute(env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    client.execute(env={**os.environ, "JAX_PLATFORMS": "cpu", **variables})
 
 
 def read(name: str) -> nbformat.NotebookNode:
