@@ -264,16 +264,15 @@ def _forward(model, images):
 
 def _abstract_model(config: ConfigDict) -> "ModelModule":
     """The model of a config with shapes in place of arrays, with its decoder if the objective adds one."""
-    import jax
 
-    from equivit.layers.rngs import Keys
+    from equivit.models.model import abstract_model
     from equivit.objectives.registry import OBJECTIVES
     from equivit.training import build
 
     model = build.model_configuration(config)
     if OBJECTIVES[config.objective.name].decodes:
         return build.exported_model(build.make_objective(config), model)
-    return jax.eval_shape(lambda: model.build(Keys(0)))
+    return abstract_model(model)
 
 
 def _print(summary: dict) -> None:

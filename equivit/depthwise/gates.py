@@ -26,7 +26,7 @@ from equivit.layers.depthwise import (
 )
 from equivit.layers.folded_attention import linear
 from equivit.layers.grid import Layout
-from equivit.layers.rngs import Keys
+from equivit.models.model import abstract_model
 from equivit.models.vit.model import ViT
 
 KINDS = (*BY_HEAD, "spvit")
@@ -165,7 +165,7 @@ def without_gates(
     tensors = logical.to_logical(model, nnx.Variable)
     gated = (".attention.taps", ".attention.bias", ".attention.gate")  # plain attention has none
     inherited = {name: tensor for name, tensor in tensors.items() if not name.endswith(gated)}
-    plain: Any = logical.from_logical(jax.eval_shape(lambda: model.config.build(Keys(0))), inherited, nnx.Variable)
+    plain: Any = logical.from_logical(abstract_model(model.config), inherited, nnx.Variable)
     if not where:
         return plain
     after: Any = replacement.replace(plain, where, kind=kind, form=form, kernel_size=kernel_size)

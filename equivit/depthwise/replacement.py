@@ -17,7 +17,7 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.layers.depthwise import replace_attention
 from equivit.layers.rngs import Keys
-from equivit.models.model import ModelModule, rngs_of
+from equivit.models.model import ModelModule, abstract_model, rngs_of
 from equivit.models.reconfiguration import Changes, reconfigure, switched_as
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.jumbo import JumboViTConfig
@@ -90,7 +90,7 @@ def replace(
             options: dict[str, Any] = dict(form=form, kernel_size=kernel_size, heads=one.heads, start=start, rngs=rngs)
             new = logical.to_logical(replace_attention(attention, kind, **options), nnx.Variable)
             tensors |= {f"blocks.{one.block}.attention.{name}": tensor for name, tensor in new.items()}
-    new = logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
+    new = logical.from_logical(abstract_model(config), tensors, nnx.Variable)
     return switched_as(model, new)
 
 

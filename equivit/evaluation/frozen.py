@@ -23,9 +23,8 @@ from equivit.data.pixels import normalize
 from equivit.evaluation.predictions import Batch, by_example, turned
 from equivit.evaluation.protocol import Line, Protocol, Run, percent
 from equivit.layers.readout import ClassReadout, MeanReadout
-from equivit.layers.rngs import Keys
 from equivit.models.features import Grid
-from equivit.models.model import ModelModule
+from equivit.models.model import ModelModule, abstract_model
 from equivit.models.vit.config import ViTConfig
 from equivit.precision import cast
 from equivit.symmetry import fields
@@ -165,7 +164,7 @@ def classifier(
         return None
     pool = "class_and_mean" if average else "class"
     reading = dict(pool=pool, pool_blocks=blocks, num_classes=len(bias), projection=None)
-    made = jax.eval_shape(lambda: dataclasses.replace(config, **reading).build(Keys(0)))
+    made = abstract_model(dataclasses.replace(config, **reading))
     tensors = jax.device_get(logical.to_logical(backbone, nnx.Variable))
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
     return logical.from_logical(made, tensors | {"head.weight": weight, "head.bias": bias}, nnx.Variable)

@@ -126,6 +126,11 @@ class Config(Protocol):
         """The model, with parameters drawn from `rngs`."""
 
 
+def abstract_model(config: Config) -> Any:
+    """The model of a configuration, with shapes in place of arrays, which takes no memory."""
+    return jax.eval_shape(lambda: config.build(Keys(0)))
+
+
 def check_input(config: Config, name: str, size: tuple[int, ...], channels: int) -> None:
     """Raise ValueError unless the model takes images (or series) of this size and number of channels.
 

@@ -10,7 +10,7 @@ from flax import nnx
 from equivit import errors, logical
 from equivit.layers.position import Position
 from equivit.layers.rngs import Keys
-from equivit.models.model import Config, ModelModule, rngs_of
+from equivit.models.model import Config, ModelModule, abstract_model, rngs_of
 
 HEADS = ("head.", "decoder.logits.", "auxiliary.logits.")  # the last two are a segmenter's
 SHOWN = 4  # names listed in each part of a report
@@ -106,7 +106,7 @@ def _built(name: str, model: ModelModule, fields: dict[str, Any], rngs: nnx.Rngs
     tensors, changes = fitting_tensors(model, config, draw=draw)
     if changes.drawn:
         tensors |= _drawn(config, rngs_of(name, rngs), changes.drawn, _dtype(model))
-    return switched_as(model, logical.from_logical(_abstract(config), tensors, nnx.Variable)), changes
+    return switched_as(model, logical.from_logical(abstract_model(config), tensors, nnx.Variable)), changes
 
 
 def check_model(name: str, model: Any) -> None:
@@ -129,7 +129,7 @@ def fitting_tensors(model: ModelModule, config: Config, *, draw: bool = False) -
     Args:
       draw: draw the tensors that do not fit, as in `rebuild`, instead of raising an error.
     """
-    new = _abstract(config)
+    new = abstract_model(config)
     tables = logical.tensors(new, nnx.Variable).values()
     wanted = {tensor.name: tensor.shape for table in tables for tensor in table.flat}
     tensors = logical.to_logical(model, nnx.Variable)
@@ -188,10 +188,6 @@ def _dtype(model: ModelModule) -> Any:
     """The type of the parameters; float32 if there are several."""
     found = {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))}
     return found.pop() if len(found) == 1 else np.dtype("float32")
-
-
-def _abstract(config: Config) -> nnx.Module:
-    return jax.eval_shape(lambda: config.build(Keys(0)))
 
 
 def _report(parts: NamedTuple) -> str:

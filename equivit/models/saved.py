@@ -21,7 +21,7 @@ from flax import nnx
 from equivit import errors, files, logical, safetensors_files
 from equivit.layers.rngs import Keys
 from equivit.models import zoo
-from equivit.models.model import Config, ModelModule
+from equivit.models.model import Config, ModelModule, abstract_model
 from equivit.models.vit.replaced import from_saved
 from equivit.trained_on import UNKNOWN, TrainedOn, from_json
 
@@ -81,7 +81,7 @@ def load(path: str | os.PathLike) -> nnx.Module:
             f"{path}: model.json and parameters.safetensors were not saved together, such as by a save that was "
             "interrupted; save or copy the model again."
         )
-    return logical.from_logical(jax.eval_shape(lambda: config.build(Keys(0))), tensors, nnx.Variable)
+    return logical.from_logical(abstract_model(config), tensors, nnx.Variable)
 
 
 def configuration(path: str | os.PathLike) -> Config:

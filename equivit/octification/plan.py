@@ -5,15 +5,13 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from equivit import command, errors, staged
 from equivit.data import loader
 from equivit.evaluation import runner
-from equivit.layers.rngs import Keys
 from equivit.models import zoo
-from equivit.models.model import check_input
+from equivit.models.model import abstract_model, check_input
 from equivit.models.reconfiguration import reconfigure
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.model import ViT
@@ -159,7 +157,7 @@ def _octic(teacher: ViTConfig, family: str, blocks: int | None) -> ViTConfig:
     fields: dict[str, Any] = dict(family="H8" if family == "H8" else "I8", equivariant_blocks=k, position="learned")
     try:
         octic = dataclasses.replace(teacher, **fields, transition_map=family == "H8", position_offset=0.0)
-        jax.eval_shape(lambda: octic.build(Keys(0)))
+        abstract_model(octic)
     except ValueError as error:
         raise ValueError(f"octify: octic layers cannot follow this model: {error}") from None
     return octic

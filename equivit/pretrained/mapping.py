@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from equivit import logical
-from equivit.layers.rngs import Keys
+from equivit.models.model import abstract_model
 
 STORED = (nnx.Param, nnx.BatchStat)  # variables in files: parameters and running statistics
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole part of a name, as the 7 of "blocks.7.mlp.fc1"
@@ -200,7 +199,7 @@ def _numbered(theirs: str, numbers: list[str]) -> str:
 @functools.lru_cache(maxsize=8)
 def abstract(config: Any) -> nnx.Module:
     """The model of a configuration, with shapes in place of arrays."""
-    return jax.eval_shape(lambda: config.build(Keys(0)))
+    return abstract_model(config)
 
 
 def shapes(config: Any) -> dict[str, tuple[int, ...]]:

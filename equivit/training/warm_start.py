@@ -12,7 +12,7 @@ from equivit import errors, logical, models
 from equivit.depthwise import replacement
 from equivit.layers.rngs import Keys
 from equivit.models import zoo
-from equivit.models.model import Config, ModelModule
+from equivit.models.model import Config, ModelModule, abstract_model
 from equivit.models.segmenter.model import Segmenter, SegmenterConfig
 from equivit.models.vit.config import ViTConfig
 from equivit.models.vit.replaced import Replaced
@@ -71,7 +71,7 @@ def initial_parameters(config: ConfigDict, model: Any) -> dict[str, jax.Array]:
     messages += [str(changes)] if any(changes) else []
     if messages and jax.process_index() == 0:
         print(f"{config.init}: {'; '.join(messages)}.", flush=True)
-    return logical.stacked(jax.eval_shape(lambda: wanted.build(Keys(0))), tensors, nnx.Variable) | decoder
+    return logical.stacked(abstract_model(wanted), tensors, nnx.Variable) | decoder
 
 
 def _decoder(config: ConfigDict, model: Config, source: ModelModule) -> dict[str, jax.Array]:
@@ -136,7 +136,7 @@ def _changes_shapes(config: Any, field: str, value: Any) -> bool:
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of the parameters, by logical name."""
-    tables = logical.tensors(jax.eval_shape(lambda: config.build(Keys(0))), nnx.Variable).values()
+    tables = logical.tensors(abstract_model(config), nnx.Variable).values()
     return {tensor.name: tensor.shape for table in tables for tensor in table.flat}
 
 
