@@ -49,13 +49,11 @@ def clusters_from_xavier():
     yield from jumbo.of_arms(entry("studies/jumbo_rates", "clusters_xavier"))
 
 
-@PAGE.table("blood cells, DINOv2, Xavier | seeds | probe at start | probe | k-NN at start | k-NN")
+@PAGE.table("blood cells, DINOv2, Xavier, six seeds | probe at start | probe | k-NN at start | k-NN")
 def dinov2_from_xavier():
-    for family in ("plain", "H8", "I8"):
-        found = entry(DINOV2, "blood_cells_xavier" if family == "H8" else "blood_cells_xavier_six")
-        row = found["rows"][family]
+    for family, row in entry(DINOV2, "blood_cells_xavier_six")["rows"].items():
         figures = ("start linear_probe/top1", "linear_probe/top1", "start knn/top1", "knn/top1")
-        yield [family, str(len(found["seeds"])), *(spread(row[figure]) for figure in figures)]
+        yield [family, *(spread(row[figure]) for figure in figures)]
 
 
 def sentences():
@@ -175,20 +173,18 @@ def dinov2_sentences():
     yield "I8's lead of {} points ({}) is not resolved".format(*points(nearest, six))
     verdicts = [judged(gain, six) for gain in (start, ahead, added, nearest)]
     assert verdicts == ["resolved", "resolved", "not resolved", "not resolved"]
-    begins, ends = f"H8 - plain, start {probe}", f"H8 - plain, {probe}"
-    yield "begins {} points above plain's ({}, not resolved)".format(*points(begins, three))
-    yield "ends {} below ({}), resolved".format(*points(ends, three))
-    assert [judged(gain, key) for gain, key in ((ahead, three), (begins, three), (ends, three))] == [
-        "not resolved",
-        "not resolved",
-        "resolved",
-    ]
-    keys = {"plain": six, "H8": three, "I8": six}
-    means = [
-        100 * (statistics.fmean(entry(DINOV2, key)["rows"][family][probe]) - statistics.fmean(before[family][probe]))
-        for before in [entry(DINOV2, "blood_cells")["rows"]]
-        for family, key in keys.items()
-    ]
+    begins, ends, adds, nearest = (
+        f"H8 - plain, {what}" for what in (f"start {probe}", probe, f"added to {probe}", KNN)
+    )
+    assert abs(entry(DINOV2, six)["gains"][begins]["gap"]) < 0.001  # level
+    yield "ends {} points below ({}); by nearest neighbours it ends {} below ({}), both resolved".format(
+        *points(ends, six), *points(nearest, six)
+    )
+    yield "adds {} points less to its probe than to plain's ({}, not resolved)".format(*points(adds, six))
+    verdicts = [judged(ahead, three), *(judged(gain, six) for gain in (begins, ends, nearest, adds))]
+    assert verdicts == ["not resolved", "not resolved", "resolved", "resolved", "not resolved"]
+    before, after = (entry(DINOV2, key)["rows"] for key in ("blood_cells", six))
+    means = [100 * (statistics.fmean(after[f][probe]) - statistics.fmean(before[f][probe])) for f in after]
     yield "the probe ends {:.1f} points higher for plain, {:.1f} for H8 and {:.1f} for I8".format(*means)
 
 
