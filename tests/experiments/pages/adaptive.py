@@ -2,7 +2,7 @@
 
 import statistics
 
-from tests.experiments.pages.figures import Page, constant, entry, error, gap, spread, verdict
+from tests.experiments.pages.figures import Page, constant, entry, error, gap, least_of_six, spread, verdict
 
 PAGE = Page("studies/adaptive")
 LONGER = "adaptive_longer"
@@ -78,5 +78,10 @@ def sentences():
     yield f"SwinV2 by {v2} and MViTv2 by {mvit}, resolved; Swin by {swin} and CvT by {cvt}, not resolved"
     verdicts = {model: verdict(small, gain) for model, gain in gains.items()}
     assert [model for model, said in verdicts.items() if said == "resolved"] == ["swinv2", "mvitv2"]
+    six = "swin adaptive - swin, top1", "swin_six"
+    rows = entry(f"studies/{small}", "swin_six")["rows"]
+    ordinary, moved = (rows[model]["top1"] for model in ("swin", "swin adaptive"))
+    yield f"Swin has {spread(ordinary)} and adaptive Swin {spread(moved)}: {gap(small, *six)} points less "
+    yield f"(standard error {error(small, *six)}), {verdict(small, *six)}, where {least_of_six(ordinary, moved):.1f}"
     p4m = "p4m - plain, upright"
     yield f"{gap('adaptive_p4m', p4m)} points below plain (standard error {error('adaptive_p4m', p4m)})"

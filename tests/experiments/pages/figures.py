@@ -2,9 +2,13 @@
 
 import functools
 import json
+import math
 import pathlib
 import re
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
+
+from scipy import special
 
 from experiments.studies import differences, several_seeds
 
@@ -65,6 +69,13 @@ def verdict(name: str, gain: str, key: str = "main") -> str:
     """Whether a difference of a study is resolved, in words."""
     found = entry(f"studies/{name}", key)["gains"][gain]
     return "resolved" if differences.resolved(found) else "not resolved"
+
+
+def least_of_six(a: Sequence[float], b: Sequence[float]) -> float:
+    """The points that Welch's test of six seeds resolves, by the spread of these."""
+    parts = [statistics.variance(values) / 6 for values in (a, b)]
+    degrees = sum(parts) ** 2 / sum(part**2 / 5 for part in parts)
+    return 100 * math.sqrt(sum(parts)) * special.stdtrit(degrees, 1 - differences.LEVEL / 2)
 
 
 def short(value: float) -> str:

@@ -8,7 +8,7 @@ from scipy import special
 
 from experiments.studies import differences
 from tests.experiments.pages import jumbo, studies
-from tests.experiments.pages.figures import Page, entry, error, gap, rows_by, spread, verdict
+from tests.experiments.pages.figures import Page, entry, error, gap, least_of_six, rows_by, spread, verdict
 
 PAGE = Page("studies/initial_weights")
 EQUAL, DINOV2, KNN = "studies/octic_equal_compute", "studies/dinov2_small_images", "knn/top1"
@@ -186,13 +186,6 @@ def dinov2_sentences():
     before, after = (entry(DINOV2, key)["rows"] for key in ("blood_cells", six))
     means = [100 * (statistics.fmean(after[f][probe]) - statistics.fmean(before[f][probe])) for f in after]
     yield "the probe ends {:.1f} points higher for plain, {:.1f} for H8 and {:.1f} for I8".format(*means)
-
-
-def least_of_six(a, b) -> float:
-    """The points that Welch's test of six seeds resolves, by the spread of these."""
-    parts = [statistics.variance(values) / 6 for values in (a, b)]
-    degrees = sum(parts) ** 2 / sum(part**2 / 5 for part in parts)
-    return 100 * math.sqrt(sum(parts)) * special.stdtrit(degrees, 1 - differences.LEVEL / 2)
 
 
 def baselines():
