@@ -57,10 +57,10 @@ if jax.__version_info__ < (0, 11):
 
 
 def cut_from_a_longer_draw(draw):
-    """Wrap a draw: outside of programs, the number of values is rounded up to a power of 2 and the rest is cut off.
+    """Round the size of an eager draw up to a power of 2, and cut off the rest.
 
-    The first values of a longer draw are those of a shorter one, so all sizes share a few programs.  Otherwise JAX
-    compiles one for each shape, and that of a draw takes six times as long as that of a sum.
+    A longer draw begins with the same values, so all sizes share a few programs.  JAX compiles a program for each
+    shape, and random numbers take six times as long to compile as a sum.
     """
 
     def drawn(*arguments, shape, dtype):

@@ -1,4 +1,4 @@
-"""Draws outside of programs, which tests/conftest.py cuts from longer ones, are those of a program."""
+"""Eager random numbers equal compiled ones, although tests/conftest.py cuts them from longer draws."""
 
 import functools
 
@@ -16,7 +16,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("name", DRAWS)
-def test_they_are_those_of_a_program(name, dtype):
+def test_eager_equals_compiled(name, dtype):
     with jax.enable_x64(True):
         for shape in ((5, 3), (4, 1, 3), (0, 3), (3,)):
             draw = functools.partial(DRAWS[name], shape=shape, dtype=dtype)
