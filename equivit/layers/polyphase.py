@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equivit.derivatives import zero_slope
-from equivit.kernels.neighbours import Neighbour, neighbours
+from equivit.kernels.neighbours import Neighbour, neighbour_products
 from equivit.symmetry import shifts
 from equivit.symmetry.shifts import Choice
 
@@ -123,30 +123,16 @@ def embedding_norms(
     waves = tuple(jnp.asarray(wave, dtype) for wave in _waves(stride))
     weights = _spectrum(_products_of_taps(kernel, bias, stride, others), moments, waves) * jnp.asarray(factors, dtype)
     turned = jnp.stack([-weights[:, :, 1], weights[:, :, 0]], 2)
-    h, w = x.shape[1] // stride[0], x.shape[2] // stride[1]
-    blocks = jnp.roll(x, padding, (1, 2)).reshape(len(x), h, stride[0], w, stride[1], x.shape[-1])
-    spectrum = _spectrum(_products_of_blocks(blocks.transpose(0, 2, 4, 5, 1, 3), others), moments, waves)
+    spectrum = _spectrum(neighbour_products(jnp.roll(x, padding, (1, 2)), stride, others), moments, waves)
     product = jnp.stack([(factor * spectrum).sum((3, 4)) for factor in (weights, turned)], -1)
     squares = jnp.einsum("begf,pec,cqgf->bpq", product, *waves, precision=EXACT)
-    squares = squares.reshape(len(x), stride[0] * stride[1]) + h * w * jnp.square(bias).sum()
+    tokens = (x.shape[1] // stride[0]) * (x.shape[2] // stride[1])
+    squares = squares.reshape(len(x), stride[0] * stride[1]) + tokens * jnp.square(bias).sum()
     return jnp.sqrt(jnp.maximum(squares, 0))
 
 
-def _products_of_blocks(planes: jax.Array, others: Sequence[Neighbour]) -> jax.Array:
-    """Products of a block's entries with entries of its neighbours and with 1, summed over positions.
-
-    All share one matrix product: one wide product is faster than many narrow ones.  Positions come last, so neighbours
-    are joined by copies of whole maps.
-
-    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, entries, others + 1].
-    """
-    flat, *beside = (jax.lax.collapse(jax.lax.collapse(a, 4), 1, 4) for a in (planes, *neighbours(planes, others)))
-    joined = jnp.concatenate([*beside, jnp.ones_like(flat[:, :1])], 1)
-    return jnp.einsum("bin,bjn->bij", flat, joined, precision=EXACT)
-
-
 def _products_of_taps(kernel: jax.Array, bias: jax.Array, stride: Pair, others: Sequence[Neighbour]) -> jax.Array:
-    """The same for the blocks of a kernel, with the bias in place of 1: [kh, kw, C, D] -> [entries, others + 1]."""
+    """`neighbour_products` of a kernel, with the bias in place of 1: [kh, kw, C, D] -> [entries, others + 1]."""
     short = [(0, -k % s) for k, s in zip(kernel.shape[:2], stride, strict=True)]
     kernel = jnp.pad(kernel, (*short, (0, 0), (0, 0)))
     (kh, kw, channels, width), (sh, sw) = kernel.shape, stride

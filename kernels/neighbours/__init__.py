@@ -1,38 +1,38 @@
-"""The blocks of pixels beside each block of a map on a torus."""
+"""Products of each block of pixels of a map on a torus with the blocks beside it."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
 
 from equivit.kernels import dispatch
 from equivit.kernels.neighbours import reference, tpu
-from equivit.kernels.neighbours.reference import Neighbour
+from equivit.kernels.neighbours.reference import Neighbour, Pair
 
-__all__ = ["Neighbour", "neighbours"]
+__all__ = ["Neighbour", "neighbour_products"]
 
 
-def neighbours(planes: jax.Array, which: Sequence[Neighbour], *, implementation: str = "auto") -> list[jax.Array]:
-    """Some pixels of the blocks that lie beside each block of a map on a torus.
+def neighbour_products(
+    x: jax.Array, stride: Pair, which: Sequence[Neighbour], *, implementation: str = "auto"
+) -> jax.Array:
+    """Products of a block's entries with entries of its neighbours and with 1, summed over all blocks of a map.
 
-    Shapes: [B, sh, sw, C, h, w], the pixels of a block before its position -> [B, rows, columns, C, h, w] for each
-    neighbour.
+    The entries of a block are its rows, columns and channels, in this order; products are exact to x's dtype.
+
+    Shapes: [B, H, W, C] -> [B, entries, entries of all neighbours + 1].
 
     Args:
-      which: the neighbours; a lag is in blocks down, not negative, and to the right.
-      implementation: "reference" rolls these pixels alone, "tpu" cuts them from one padded map; all others are "tpu" on
-        a TPU, else "reference".
+      stride: size of a block in pixels, (rows, columns); it divides H and W.
+      which: the neighbours.
+      implementation: "reference" rolls the blocks, "tpu" cuts them from one padded array; all others are "tpu" on a
+        TPU, else "reference".
 
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen, forms = dispatch.resolve("neighbours", implementation), {"reference": reference, "tpu": tpu}
+    chosen = dispatch.resolve("neighbour_products", implementation)
+    forms = {"reference": reference.neighbour_products, "tpu": tpu.neighbour_products}
     if chosen in forms:
-        return forms[chosen].neighbours(planes, which)
-
-    def on_tpu(planes: jax.Array) -> list[jax.Array]:
-        return tpu.neighbours(planes, which)
-
-    def plain(planes: jax.Array) -> list[jax.Array]:
-        return reference.neighbours(planes, which)
-
-    return jax.lax.platform_dependent(planes, tpu=on_tpu, default=plain)
+        return forms[chosen](x, stride, which)
+    on_tpu, plain = (functools.partial(form, stride=stride, which=which) for form in (forms["tpu"], forms["reference"]))
+    return jax.lax.platform_dependent(x, tpu=on_tpu, default=plain)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 
 from equivit.kernels import dispatch
-from equivit.kernels.phases import cpu, gpu, reference
+from equivit.kernels.phases import cpu, gpu, reference, tpu
 from equivit.kernels.phases.reference import Affine, Maps, Pair
 
 __all__ = ["KERNELS", "Moments", "at_largest", "pool", "token_moments"]
@@ -44,19 +44,19 @@ def at_largest(
 
     Args:
       moments: of a norm before the convolution; None for no norm.
-      implementation: "reference" computes the convolution at stride 1, and "gpu" too, without a copy of x.  "cpu" needs
-        fewer products, but passes over more memory.  All others are "gpu" on an NVIDIA GPU, "reference" on a TPU, else
-        "cpu".
+      implementation: "reference" computes the convolution at stride 1, and so do "gpu", without a copy of x, and "tpu",
+        which takes a phase without a gather.  "cpu" needs fewer products, but passes over more memory.  All others are
+        the platform's, and "cpu" where it has none.
 
     Raises:
       ValueError: an unknown implementation.
     """
     chosen, arguments = dispatch.resolve("at_largest", implementation), (x, kernel, bias, moments)
-    forms = {"reference": reference, "cpu": cpu, "gpu": gpu}
+    forms = {"reference": reference, "cpu": cpu, "gpu": gpu, "tpu": tpu}
     forms = {name: functools.partial(of.at_largest, padding=padding) for name, of in forms.items()}
     if chosen in forms:
         return forms[chosen](*arguments)
-    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], tpu=forms["reference"], default=forms["cpu"])
+    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], tpu=forms["tpu"], default=forms["cpu"])
 
 
 def pool(
@@ -80,19 +80,19 @@ def pool(
     Args:
       affines: (factor, shift) of the outputs of each convolution, which broadcast to [C].
       stride, padding: (rows, columns), of all convolutions.
-      implementation: "reference" writes the convolutions at stride 1, "gpu" at the phase chosen alone; all others are
-        "gpu" on an NVIDIA GPU, else "reference".
+      implementation: "reference" writes the convolutions at stride 1, and so does "tpu", which takes a phase without a
+        gather; "gpu" writes the phase chosen alone.  All others are the platform's, and "reference" where it has none.
 
     Raises:
       ValueError: an unknown implementation.
     """
     chosen = dispatch.resolve("pool", implementation)
     arguments = (maps, kernels, affines)
-    forms = {"reference": reference, "gpu": gpu}
+    forms = {"reference": reference, "gpu": gpu, "tpu": tpu}
     forms = {name: functools.partial(of.pool, stride=stride, padding=padding) for name, of in forms.items()}
     if chosen in forms:
         return forms[chosen](*arguments)
-    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], default=forms["reference"])
+    return jax.lax.platform_dependent(*arguments, cuda=forms["gpu"], tpu=forms["tpu"], default=forms["reference"])
 
 
 def token_moments(x: jax.Array, *, implementation: str = "auto") -> tuple[jax.Array, jax.Array]:
