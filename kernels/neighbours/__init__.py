@@ -17,7 +17,7 @@ def neighbour_products(
 ) -> jax.Array:
     """Products of a block's entries with entries of its neighbours and with 1, summed over all blocks of a map.
 
-    The entries of a block are its rows, columns and channels, in this order; products are exact to x's dtype.
+    The entries of a block are its rows, columns and channels, in this order.  Products are at the highest precision.
 
     Shapes: [B, H, W, C] -> [B, entries, entries of all neighbours + 1].
 
@@ -30,9 +30,8 @@ def neighbour_products(
     Raises:
       ValueError: an unknown implementation.
     """
-    chosen = dispatch.resolve("neighbour_products", implementation)
-    forms = {"reference": reference.neighbour_products, "tpu": tpu.neighbour_products}
+    chosen, forms = dispatch.resolve("neighbour_products", implementation), {"reference": reference, "tpu": tpu}
+    forms = {name: functools.partial(of.neighbour_products, stride=stride, which=which) for name, of in forms.items()}
     if chosen in forms:
-        return forms[chosen](x, stride, which)
-    on_tpu, plain = (functools.partial(form, stride=stride, which=which) for form in (forms["tpu"], forms["reference"]))
-    return jax.lax.platform_dependent(x, tpu=on_tpu, default=plain)
+        return forms[chosen](x)
+    return jax.lax.platform_dependent(x, tpu=forms["tpu"], default=forms["reference"])

@@ -10,8 +10,12 @@ Pair = tuple[int, int]
 
 
 class Neighbour(NamedTuple):
-    """The block `lag` blocks further down, not negative, and to the right: entries in (start, stop) of its rows and of
-    its columns."""
+    """A block beside another, and the part of it that counts.
+
+    Attributes:
+      lag: its distance in blocks, (down, right); down is not negative.
+      rows, columns: (start, stop) of the part, in pixels of the block.
+    """
 
     lag: Pair
     rows: Pair
