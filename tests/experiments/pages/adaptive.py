@@ -55,6 +55,20 @@ def of_longer(model: str):
     yield f"The arm tuned from the ordinary model is {tuned} points below it in place ({of_tuned}{sure})"
 
 
+def tops_of_six(name: str, model: str) -> list[list[float]]:
+    """Accuracies of six ordinary and of six adaptive models."""
+    rows = entry(f"studies/{name}", f"{model}_six")["rows"]
+    return [rows[arm]["top1"] for arm in (model, f"{model} adaptive")]
+
+
+def of_six(name: str, model: str, title: str) -> str:
+    """How an adaptive model differs in accuracy from the ordinary one, by six seeds."""
+    ordinary, adaptive = map(spread, tops_of_six(name, model))
+    difference = name, f"{model} adaptive - {model}, top1", f"{model}_six"
+    less = f"{gap(*difference)} points less (standard error {error(*difference)}), {verdict(*difference)}"
+    return f"{title} has {ordinary} and adaptive {title} {adaptive}: {less}"
+
+
 def sentences():
     yield from of_longer("swin")
     yield from of_longer("cvt")
@@ -78,10 +92,7 @@ def sentences():
     yield f"SwinV2 by {v2} and MViTv2 by {mvit}, resolved; Swin by {swin} and CvT by {cvt}, not resolved"
     verdicts = {model: verdict(small, gain) for model, gain in gains.items()}
     assert [model for model, said in verdicts.items() if said == "resolved"] == ["swinv2", "mvitv2"]
-    six = "swin adaptive - swin, top1", "swin_six"
-    rows = entry(f"studies/{small}", "swin_six")["rows"]
-    ordinary, moved = (rows[model]["top1"] for model in ("swin", "swin adaptive"))
-    yield f"Swin has {spread(ordinary)} and adaptive Swin {spread(moved)}: {gap(small, *six)} points less "
-    yield f"(standard error {error(small, *six)}), {verdict(small, *six)}, where {least_of_six(ordinary, moved):.1f}"
+    yield f"{of_six(small, 'cvt', 'CvT')}."
+    yield f"{of_six(small, 'swin', 'Swin')}, where {least_of_six(*tops_of_six(small, 'swin')):.1f} points would be"
     p4m = "p4m - plain, upright"
     yield f"{gap('adaptive_p4m', p4m)} points below plain (standard error {error('adaptive_p4m', p4m)})"
