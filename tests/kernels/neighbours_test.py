@@ -39,18 +39,19 @@ def test_products_are_those_of_blocks_at_the_lags(implementation, size, which):
     """Blocks of 4 x 2 pixels; of some neighbours only a few rows and columns count."""
     shape = (2, size[0] * STRIDE[0], size[1] * STRIDE[1], CHANNELS)
     x = np.random.default_rng(0).normal(size=shape)
+    form = functools.partial(neighbour_products, stride=STRIDE, which=which, implementation=implementation)
     with jax.enable_x64(True):
-        found = jax.jit(
-            functools.partial(neighbour_products, stride=STRIDE, which=which, implementation=implementation)
-        )(x)
+        found = jax.jit(form)(x)
     expected = by_hand(x, which)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())  # sums in another order
 
 
-def test_a_wrong_lag_is_caught():
+@pytest.mark.parametrize("implementation", ["reference", "tpu"])
+def test_a_wrong_lag_is_caught(implementation):
     x = np.random.default_rng(0).normal(size=(2, 12, 10, CHANNELS)).astype(np.float32)
-    moved = [which._replace(lag=(which.lag[0], which.lag[1] + 1)) for which in WHICH]
-    assert np.abs(by_hand(x, moved) - by_hand(x, WHICH)).max() > 1
+    moved = [one._replace(lag=(one.lag[0], one.lag[1] + 1)) for one in WHICH]
+    found = neighbour_products(x, STRIDE, moved, implementation=implementation)
+    assert np.abs(found - by_hand(x, WHICH)).max() > 1
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tpu"])
