@@ -56,23 +56,6 @@ if jax.__version_info__ < (0, 11):
     mlir.make_ir_context = contexts
 
 
-def keep_to_a_core() -> None:
-    """Keep a worker of pytest-xdist to one core if there are at least as many workers as cores.
-
-    XLA starts a thread for each core that it sees.  Where other workers use those cores, the threads only move between
-    them, which costs a twenty-fifth of the time.  A worker beyond the number of cores may use all of them.
-    """
-    worker, workers = (os.environ.get(f"PYTEST_XDIST_WORKER{suffix}") for suffix in ("", "_COUNT"))
-    if worker is None or workers is None or not hasattr(os, "sched_setaffinity"):
-        return
-    cores, number = sorted(os.sched_getaffinity(0)), int(worker.removeprefix("gw"))
-    if number < len(cores) <= int(workers):
-        os.sched_setaffinity(0, {cores[number]})
-
-
-keep_to_a_core()  # before JAX starts its threads
-
-
 def cut_from_a_longer_draw(draw):
     """Round the size of an eager draw up to a power of 2, and cut off the rest.
 
