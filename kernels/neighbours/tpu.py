@@ -1,4 +1,4 @@
-"""Neighbours as shifts of one flat array of padded maps, which lie along the lanes of a TPU from beginning to end."""
+"""Neighbours as shifts of one flat array of padded maps, whose positions fill the lanes of a TPU."""
 
 from collections.abc import Iterator, Sequence
 
