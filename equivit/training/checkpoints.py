@@ -49,6 +49,7 @@ class Checkpoints:
     def __init__(self, workdir: pathlib.Path, options: ConfigDict):
         self._directory = checkpoint_files.directory(workdir)
         self._options, self._saved_at = options, time.monotonic()
+        checkpoint_files.write_small_arrays_whole()
         self._manager = ocp.CheckpointManager(
             self._directory, options=ocp.CheckpointManagerOptions(max_to_keep=options.keep)
         )

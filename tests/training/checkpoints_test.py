@@ -57,6 +57,25 @@ def test_two_are_kept_and_the_newest_comes_back_exactly(run):
     chex.assert_trees_all_equal(jax.device_get(restored(workdir, program, mesh_of(1, 1))), state)
 
 
+def test_devices_divide_large_arrays_among_them_and_write_small_ones_whole(tmp_path, caplog):
+    """Orbax compiles a program for each slice."""
+    caplog.set_level(logging.WARNING)
+    checkpoint_files.write_small_arrays_whole.cache_clear()
+    checkpoint_files.write_small_arrays_whole()
+    assert not caplog.records
+    place = NamedSharding(mesh_of(8, 1), PartitionSpec())
+    for name, width in (("small", 5), ("large", 2**18)):
+        x = jax.device_put(np.arange(8 * width, dtype=np.float32).reshape(8, width), place)
+        caplog.clear()
+        with jax.log_compiles(), checkpoints.ocp.CheckpointManager(tmp_path / name) as manager:
+            manager.save(0, args=checkpoints.ocp.args.StandardSave({"x": x}))
+        with checkpoints.ocp.CheckpointManager(tmp_path / name) as manager:
+            found = manager.restore(0, args=checkpoints.ocp.args.StandardRestore({"x": x}))["x"]
+        np.testing.assert_array_equal(found, x)
+        compiled = [record for record in caplog.records if record.getMessage().startswith("Compiling jit(slice)")]
+        assert len(compiled) == (0 if name == "small" else 8)
+
+
 def test_a_checkpoint_that_a_killed_run_had_yet_to_remove_is_removed(run, copy):
     shutil.copytree(copy / "checkpoints" / "4", copy / "checkpoints" / "2")
     restored(copy, run[1], mesh_of(1, 1))

@@ -63,6 +63,20 @@ def directory(workdir: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@functools.cache
+def write_small_arrays_whole() -> None:
+    """Let Orbax divide an array among the devices that have copies only into slices of at least 1 MiB.
+
+    Orbax compiles a program for each slice, which takes longer than writing a small array.  Call this before a
+    `CheckpointManager` is made.
+    """
+    handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**20)
+    logger = logging.getLogger("absl")
+    disabled, logger.disabled = logger.disabled, True  # Orbax warns of every handler that replaces another
+    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    logger.disabled = disabled
+
+
 def content(state: State, *, before_failure: bool) -> ocp.args.Composite:
     """The parts of a state's checkpoint, for `CheckpointManager.save`; it also stores `before_failure`."""
     step, leaves = int(state.step), _leaves(state)
