@@ -1,6 +1,5 @@
 """The GELU of an octic field: its mathematics, and the TPU kernel in interpret mode against the reference."""
 
-import dataclasses
 import functools
 import math
 
@@ -15,17 +14,18 @@ from equivit.kernels.d8_gelu.reference import d8_gelu as reference
 from equivit.symmetry import fields
 from equivit.symmetry.fields import Isotypic
 from equivit.symmetry.groups import OCTIC
-from experiments.benchmarks.field_shapes import AWKWARD, REALISTIC
-from tests.kernels.comparison import ABSOLUTE, assert_near, draw, value_and_gradient, widen
+from tests.kernels.comparison import (
+    ABSOLUTE,
+    SHAPES,
+    SMALL,
+    assert_near,
+    draw,
+    shrink_memory,
+    value_and_gradient,
+    widen,
+)
 
 interpreted = functools.partial(d8_gelu, implementation="interpret")
-SMALL = AWKWARD[3]
-
-CASES = [(shape, dtype) for shape in AWKWARD for dtype in ("float32", "bfloat16")]
-CASES += [  # one image of ViT-S, L and H, each in one type
-    (dataclasses.replace(REALISTIC[i], batch=(1,)), dtype)
-    for i, dtype in ((0, "float32"), (3, "bfloat16"), (5, "float32"))
-]
 
 
 def test_the_fast_transforms_are_the_group_s_fourier_pair():
@@ -42,8 +42,9 @@ def test_gelu_and_its_derivative_are_within_1e_6_of_the_exact_ones():
     np.testing.assert_allclose(pointwise.gelu_gradient(jnp.asarray(x)), cumulated + x * density, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape, dtype", CASES, ids=lambda value: getattr(value, "name", value))
-def test_values_and_gradients_are_the_reference_s(shape, dtype):
+@pytest.mark.parametrize("shape, dtype", SHAPES, ids=lambda value: getattr(value, "name", value))
+def test_values_and_gradients_are_the_reference_s(shape, dtype, monkeypatch):
+    shrink_memory(shape, monkeypatch)
     field, gradient = draw(shape.field(shape.hidden), dtype), draw(shape.field(shape.hidden), dtype, seed=1)
     expected = value_and_gradient(reference, widen(field), widen(gradient))
     assert_near(value_and_gradient(interpreted, field, gradient), expected)

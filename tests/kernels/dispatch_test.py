@@ -62,6 +62,18 @@ def in_scan(op):
     return three
 
 
+def values_and_gradients(op, implementation):
+    """A function of the values of three in turn, and their gradients."""
+    op = in_scan(functools.partial(op, implementation))
+    return lambda field, weights: (op(field, weights), gradients(op)(field, weights))
+
+
+@functools.cache
+def both_on_a_device(op, implementation):
+    """`values_and_gradients` of the arguments, without a mesh."""
+    return jax.jit(values_and_gradients(op, implementation))(*arguments())
+
+
 def over_batch(op):
     return jax.vmap(op, in_axes=(1, None), out_axes=1)
 
@@ -79,7 +91,7 @@ def test_transformations_change_nothing(op, implementation):
         twice = [y[:, :, :, 0] for y in twice([a[:, :, :, None] for a in field], weights)]
         each = jax.vmap(gradients(op), in_axes=(1, None), out_axes=(1, 0))
         field_slopes, weight_slopes = each(field, weights)  # of the weights, one for each example
-        all_slopes = [gradients(f)(field, weights) for f in (op, over_batch(op), jax.checkpoint(op))]
+        all_slopes = [gradients(f)(field, weights) for f in (op, over_batch(op))]
         all_slopes.append((field_slopes, [a.sum(0) for a in weight_slopes]))
         return [over_batch(op)(field, weights), twice], [jax.tree.leaves(s) for s in all_slopes]
 
@@ -93,24 +105,15 @@ def test_transformations_change_nothing(op, implementation):
 @OPS
 @IMPLEMENTATIONS
 def test_in_a_scan_with_remat(op, implementation):
-    field, weights = arguments()
-    plain, op = in_scan(functools.partial(op, "xla")), in_scan(functools.partial(op, implementation))
-    both = jax.jit(lambda field, weights: (op(field, weights), gradients(op)(field, weights)))
-    expected = plain(field, weights), gradients(plain)(field, weights)
-    assert_near(jax.tree.leaves(both(field, weights)), jax.tree.leaves(expected), GRADIENTS)
+    found, expected = (both_on_a_device(op, name) for name in (implementation, "xla"))
+    assert_near(jax.tree.leaves(found), jax.tree.leaves(expected), GRADIENTS)
 
 
 @OPS
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_eight_devices_equal_lines(op, implementation, shape):
-    field, weights = arguments()
-    op = in_scan(functools.partial(op, implementation))
-
-    def both(field, weights):
-        return op(field, weights), gradients(op)(field, weights)
-
-    expected, mesh = jax.jit(both)(field, weights), mesh_of(shape)
+def test_eight_devices_equal_lines(op, implementation):
+    (field, weights), both = arguments(), values_and_gradients(op, implementation)
+    expected, mesh = both_on_a_device(op, implementation), mesh_of(MESHES[0])
     with jax.set_mesh(mesh):
         assert "shard_map" in str(jax.make_jaxpr(both)(field, weights))
         shardings = NamedSharding(mesh, BATCH), NamedSharding(mesh, PartitionSpec())

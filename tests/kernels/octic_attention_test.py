@@ -32,7 +32,9 @@ def draw_branch(tokens, c, batch, dtype="float32", seed=0):
     """Logits of deviation 2 or so, and a branch as large as its input."""
     deviations = (1, 1, 1, c**-0.5, (2 * c) ** -0.5, 1, c**-0.5, (2 * c) ** -0.5, 1, 1, 1)
     weights = draw(Shape("branch", batch, tokens, c, 0).attention_branch(), "float32", seed + 1, 1.0)
-    weights = [jnp.asarray(np.asarray(w) * d, dtype) for w, d in zip(weights, deviations, strict=True)]
+    weights = [
+        jax.device_put((np.asarray(w) * d).astype(jnp.dtype(dtype))) for w, d in zip(weights, deviations, strict=True)
+    ]
     return (*draw([(4, *batch, tokens, c), (2, *batch, tokens, 2 * c)], dtype, seed), *weights)
 
 
@@ -83,14 +85,15 @@ def test_gradients_are_the_reference_s():
 
 def test_a_parameter_in_the_wrong_place_is_caught():
     lines, planes, *weights = draw_branch(*SMALL[1:])
-    w, results = Weights(*weights), branch(lines, planes, *weights)
+    results = [np.asarray(y) for y in branch(lines, planes, *weights)]
+    w = Weights(*map(np.asarray, weights))
     wrong = {
         "irreps of the norm": w._replace(norm_lines=w.norm_lines[::-1]),
         "bias of the norm": w._replace(norm_bias=0 * w.norm_bias),
         "first bias": w._replace(first_bias=0 * w.first_bias),
         "second bias": w._replace(second_bias=0 * w.second_bias),
-        "heads": w._replace(first_lines=jnp.roll(w.first_lines, 8, axis=-1)),
-        "copies of E": w._replace(second_planes=jnp.roll(w.second_planes, 16, axis=1)),
+        "heads": w._replace(first_lines=np.roll(w.first_lines, 8, axis=-1)),
+        "copies of E": w._replace(second_planes=np.roll(w.second_planes, 16, axis=1)),
         "irreps of the second map": w._replace(second_lines=w.second_lines[::-1]),
         "irreps of the layer scale": w._replace(scale_lines=w.scale_lines[::-1]),
         "copies of the layer scale": w._replace(scale_planes=w.scale_planes[::-1]),

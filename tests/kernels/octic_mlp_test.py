@@ -24,7 +24,7 @@ SHAPES = [
     Shape("no batch", (), 33, 8, 128),
     Shape("two batch axes", (2, 3), 7, 8, 128),
     Shape("two blocks of an image", (2,), 301, 8, 128),
-    *(Shape(f"{tokens} tokens", (2,), tokens, 8, 128) for tokens in (196, 197, 256, 257)),
+    *(Shape(f"{tokens} tokens", (2,), tokens, 8, 128) for tokens in (256, 257)),
     *(Shape(f"{tokens} tokens, products turned", (1,), tokens, 136, 128) for tokens in (129, 256)),
 ]
 
@@ -72,14 +72,15 @@ def test_gradients_are_the_reference_s():
 
 def test_a_parameter_in_the_wrong_place_is_caught():
     lines, planes, *weights = draw_branch(SMALL, "float32")
-    w, results = Weights(*weights), branch(lines, planes, *weights)
+    results = [np.asarray(y) for y in branch(lines, planes, *weights)]
+    w = Weights(*map(np.asarray, weights))
     wrong = {
         "irreps of the norm": w._replace(norm_lines=w.norm_lines[::-1]),
         "bias of the norm": w._replace(norm_bias=0 * w.norm_bias),
         "first bias": w._replace(first_bias=0 * w.first_bias),
         "second bias": w._replace(second_bias=0 * w.second_bias),
-        "copies of E, hidden": w._replace(first_planes=jnp.roll(w.first_planes, SMALL.hidden, axis=1)),
-        "copies of E, out": w._replace(second_planes=jnp.roll(w.second_planes, SMALL.channels, axis=1)),
+        "copies of E, hidden": w._replace(first_planes=np.roll(w.first_planes, SMALL.hidden, axis=1)),
+        "copies of E, out": w._replace(second_planes=np.roll(w.second_planes, SMALL.channels, axis=1)),
         "irreps of the second map": w._replace(second_lines=w.second_lines[::-1]),
         "irreps of the layer scale": w._replace(scale_lines=w.scale_lines[::-1]),
         "copies of the layer scale": w._replace(scale_planes=w.scale_planes[::-1]),
@@ -87,7 +88,7 @@ def test_a_parameter_in_the_wrong_place_is_caught():
     for name, other in wrong.items():
         found = reference(lines, planes, *other)
         assert max(np.abs(a - b).max() for a, b in zip(results, found, strict=True)) > 0.1, name
-    found = reference(lines, planes[::-1], *weights)
+    found = reference(lines, np.asarray(planes)[::-1], *weights)
     assert np.abs(results[1] - found[1]).max() > 0.1, "rows of E"
     found = reference(lines, planes, *weights, norm=Norm(1e-5, 2.0))
     assert np.abs(results[0] - found[0]).max() > 0.1, "weight of E in the norm"

@@ -6,6 +6,7 @@ import sys
 import jax
 import pytest
 
+from equivit.configs import octic_h
 from experiments.benchmarks import gpu, gpu_cells
 from tests.experiments.scripts import ONCE, status
 
@@ -25,11 +26,19 @@ PEER = "import json, sys; q = json.loads(sys.argv[1]); print(json.dumps(dict(mil
 
 @pytest.fixture
 def chosen(monkeypatch, tmp_path):
-    """The cells of KINDS, with a stand-in for torch's script."""
+    """The cells of KINDS, with a stand-in for torch's script, and training steps of one block."""
     script = tmp_path / "peer.py"
     script.write_text(PEER)
     monkeypatch.setattr(gpu_cells, "PEER", script)
-    every = gpu_cells.cells
+    every, config_of = gpu_cells.cells, octic_h.get_config
+
+    def shallow(mode):
+        config = config_of(mode)
+        with config.unlocked():
+            config.model.depth = 1
+        return config
+
+    monkeypatch.setattr(octic_h, "get_config", shallow)
     monkeypatch.setattr(gpu_cells, "cells", lambda options: [c for c in every(options) if c.name in KINDS])
 
 

@@ -25,11 +25,11 @@ def test_without_a_card_it_says_so_in_one_line(capsys):
 
 @pytest.mark.parametrize("model", hopper_tiles.MODELS)
 def test_tiles_lower_for_cuda(model):
-    """Lowering also counts the shared memory of a block.  For ViT-H all tiles, else the widest and the narrowest."""
+    """Lowering also counts the shared memory of a block.  For ViT-H all tiles, else the widest, which fills it most."""
     for case in hopper_tiles.cases(SHAPES[model]):
         types = {name: jax.ShapeDtypeStruct(size, case.types[name]) for name, size in case.shapes.items()}
         assert case.tiles
-        for tile in case.tiles if model == "ViT-H" else dict.fromkeys((case.tiles[0], case.tiles[-1])):
+        for tile in case.tiles if model == "ViT-H" else case.tiles[:1]:
             traced = jax.jit(functools.partial(hopper_tiles.call, case, tile)).trace(types)
             assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 

@@ -10,6 +10,13 @@ from experiments import compiled_models, machine
 from experiments.tables.adaptive import speed
 from tests.experiments import scripts
 
+TINY = dict(image_size=(32, 32), widths=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 1, 2), num_classes=10)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(speed, "sizes", lambda name, options: TINY)
+
 
 def test_gradient_of_a_model_with_batch_statistics_is_traced(monkeypatch):
     def traced(apply, model, images):

@@ -21,11 +21,12 @@ TINY = dict(width=32, num_heads=16, depth=2, patch_size=14)
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Small modules, and backbones of two blocks.  A test with real-time priority would stop all others."""
+    """Small modules, and backbones of one block.  A test with real-time priority would stop all others."""
     of_module, of_backbone = calls.of_module, calls.of_backbone
 
     def backbone(name, size, replaced=(), *, onnx, **fields):
-        return of_backbone("dinov2_vit_l14", (28, 28), tuple(one for one in replaced if one[0] < 2), onnx=onnx, **TINY)
+        first = tuple(one for one in replaced if one[0] == 0)
+        return of_backbone("dinov2_vit_l14", (28, 28), first, onnx=onnx, **TINY | dict(depth=1))
 
     monkeypatch.setattr(calls, "of_module", lambda grid, width, heads, kind, **o: of_module((2, 3), 32, 2, kind, **o))
     monkeypatch.setattr(calls, "of_backbone", backbone)
