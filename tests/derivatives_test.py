@@ -93,7 +93,7 @@ SMALL["cvt"][1]["paddings"] = (2, 1)
 def loss(name, **options):
     """A function of parameters and images, and the parameters."""
     variant, config = SMALL[name]
-    model = testing.randomise(models.abstract(variant, num_classes=5, **config, **options), jax.random.key(0))
+    model = testing.randomise(models.abstract(variant, num_classes=5, **config | options), jax.random.key(0))
     graph, parameters, rest = nnx.split(model, nnx.Param, ...)
 
     def function(parameters, images):
@@ -102,9 +102,9 @@ def loss(name, **options):
     return function, parameters
 
 
-@pytest.mark.parametrize("name", list(SMALL))
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "swin"])
 def test_models_have_forward_mode_derivatives(name):
-    """Adaptive models have all operations of ordinary ones, and theirs."""
+    """Adaptive models have all operations of ordinary ones, and theirs; those of Swin are compared below."""
     function, parameters = loss(name, adaptive=True)
     both = (parameters, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32))
     assert jax.eval_shape(lambda both: jax.jvp(function, both, both)[1], both).shape == ()
@@ -113,9 +113,9 @@ def test_models_have_forward_mode_derivatives(name):
 @pytest.mark.slow
 def test_both_modes_agree():
     """The derivative along a direction is the gradient times it, but for the rounding of some layers in float32."""
-    function, parameters = loss("swin", adaptive=True)
-    images = np.random.default_rng(0).standard_normal((2, 32, 32, 3)).astype(np.float32)
-    direction = jax.tree.map(lambda p: jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), parameters)
+    function, parameters = loss("swin", adaptive=True, depths=(2, 1))
+    images = np.random.default_rng(0).standard_normal((2, 16, 16, 3)).astype(np.float32)
+    direction = jax.tree.map(lambda p: np.cos(np.arange(p.size, dtype=p.dtype)).reshape(p.shape), parameters)
 
     @jax.jit
     def both(*arguments):

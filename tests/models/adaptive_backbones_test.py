@@ -63,7 +63,7 @@ def test_other_models_do_not_follow(name, options):
 @pytest.mark.parametrize(("name", "options"), [("swin_t", {}), ("mvitv2_t", dict(depths=(1,)))])
 def test_the_cheap_choice_follows_too(name, options):
     with jax.enable_x64(True):
-        x = noise(ADAPTIVE[name].size, 1)
+        x = noise(ADAPTIVE[name].size)
         m, other = (in_float64(small(name, anchor=False, select=s, **options)) for s in ("input", "output"))
         testing.assert_shift_equivariant(lambda x: run(m, x)[0], x, shifts=SHIFTS[1::5])
         assert np.abs(run(m, x)[0] - run(other, x)[0]).max() > 1e-3  # another choice

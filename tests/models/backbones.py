@@ -130,7 +130,7 @@ BACKBONES = {
         Backbone(
             "swinv2_t",
             undecayed={"position.weight1", "position.bias1", "position.weight2", "logit_scale"},
-            **SWIN_FACTS,
+            **SWIN_FACTS | dict(sizes={(28, 44): [(7, 11), (4, 6), (2, 3)]}),
         ),
         Backbone(
             "cvt_13",

@@ -25,8 +25,10 @@ def norms(model):
 
 
 def outputs(model, x):
-    features = model.features(x, blocks=(1,))
-    return model(x), model.pooled(x), features.patches.values, features.blocks[1].patches.values
+    """Logits, pooled tokens, and all tokens after the last block and after block 1."""
+    last, seen = model.trunk(x, capture=(1,))
+    pooled = model.pool(last)
+    return model.classify(pooled), pooled, last.tokens, seen[1].tokens
 
 
 def both(model, x):

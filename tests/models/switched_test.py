@@ -93,7 +93,7 @@ def test_a_frozen_backbone_runs_as_in_evaluation_also_after_train():
     before = program(frozen=True)
     model.train()
     assert program(frozen=True) == before
-    with pytest.raises(ValueError, match="train=True records running statistics"):
+    with pytest.raises(ValueError, match="train=True records running statistics, which a traced function loses"):
         program(frozen=False)
     assert model.backbone.deterministic is False
 
