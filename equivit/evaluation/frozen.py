@@ -231,15 +231,24 @@ def _image_features(pixels, captured, model, images):
     return jnp.stack(tokens, axis=1), average
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
 def _patch_features(pixels, model, images, g):
-    """Turned back by the inverse of g."""
+    """Turned back by the inverse of g; the model is compiled for the shape of the images, not for each g."""
+    return (_turned(_patch_grid(pixels, model, images), OCTIC.inverse(g)),)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _patch_grid(pixels, model, images):
     grid = model.features(normalize(images, *pixels)).patches
     if grid.values.ndim != 4:
         shape = list(grid.values.shape)
         raise ValueError(f"evaluation: patch features of shape {shape} must lie on a grid [B, h, w, D].")
     values = _invariants(model, grid.values, MeanReadout | ClassReadout).astype(jnp.float32)
-    return (dataclasses.replace(grid, values=values).turned(OCTIC.inverse(g)),)
+    return dataclasses.replace(grid, values=values)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _turned(grid, g):
+    return grid.turned(g)
 
 
 def _invariants(model: ModelModule, tokens: jax.Array, readouts: Any = object) -> jax.Array:
