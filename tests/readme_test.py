@@ -82,7 +82,7 @@ def block(word: str) -> str:
     return found
 
 
-def run(folder: pathlib.Path, example: str) -> str:
+def run_alone(folder: pathlib.Path, example: str) -> str:
     """Run an example as users do, saved as a file in a folder of theirs, and return what it prints."""
     (folder / "example.py").write_text(example)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -91,6 +91,20 @@ def run(folder: pathlib.Path, example: str) -> str:
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
+
+
+@pytest.fixture
+def run(capfd):
+    """`run(example)` runs an example here, with names of its own, and returns what it prints."""
+
+    def run(example: str) -> str:
+        capfd.readouterr()
+        exec(compile(example, "example.py", "exec"), {"__name__": "__main__"})
+        printed, errors = capfd.readouterr()
+        assert not errors, errors
+        return printed
+
+    return run
 
 
 @pytest.fixture
@@ -128,35 +142,35 @@ def test_every_example_is_run_by_a_test():
 
 
 @pytest.mark.slow
-def test_two_invariances(tmp_path):
-    rotated, shifted = map(float, run(tmp_path, block("jnp.rot90")).split())
+def test_two_invariances(run):
+    rotated, shifted = map(float, run(block("jnp.rot90")).split())
     assert rotated < 1e-5 and shifted == 0
 
 
-def test_a_layer_in_your_own_model(tmp_path):
-    printed = re.findall(r"-?\d+\.\d+(?:e-?\d+)?", run(tmp_path, block("Classifier")))
+def test_a_layer_in_your_own_model(run):
+    printed = re.findall(r"-?\d+\.\d+(?:e-?\d+)?", run(block("Classifier")))
     upright, transposed = np.array(printed, float).reshape(2, 2, 3)
     np.testing.assert_allclose(transposed, upright, atol=1e-4)  # as printed
 
 
 @pytest.mark.slow
-def test_a_whole_model(tmp_path):
+def test_a_whole_model(run):
     example = block("logits.shape")
-    assert run(tmp_path, example).strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
+    assert run(example).strip() == re.search(r"print\(.*\)  # (.*)", example)[1]
 
 
-def test_public_weights(folder):
+def test_public_weights(run, folder):
     from tests.pretrained import torch_archive
 
     (name,) = re.findall(r'load\("timm", "(.*)"\)', block("photo.jpg"))
     assert f"/{name})" in README  # where to get it
     torch_archive.write(folder / name, {"model": deit3(192)})
     photo(folder / "photo.jpg", 0)
-    assert len(re.findall(r"\d+", run(folder, block("photo.jpg")))) == 5
+    assert len(re.findall(r"\d+", run(block("photo.jpg")))) == 5
 
 
 @pytest.mark.slow
-def test_your_own_images(folder, monkeypatch):
+def test_your_own_images(run, folder, monkeypatch):
     """One step of the command, from a small file of the public one's layout and without pictures; then predictions."""
     from tests.pretrained import torch_archive
 
@@ -171,16 +185,16 @@ def test_your_own_images(folder, monkeypatch):
     monkeypatch.setattr(summary, "conclude", lambda *_, **__: {})
     assert train.main([*words[2:], *(f"--config.{change}" for change in small)]) == 0
     assert len((folder / "runs/photos/held_out.csv").read_text().splitlines()) == 3
-    lines = run(folder, block("predict.load")).splitlines()
+    lines = run(block("predict.load")).splitlines()
     assert len(lines) == 2 and all(
         re.match(r"more_photos/[ab]\.jpg \('(cats|dogs)', '(cats|dogs)'\)", line) for line in lines
     )
 
 
-def test_the_example_of_an_npz_file_makes_one(folder):
+def test_the_example_of_an_npz_file_makes_one(run, folder):
     for number, name in enumerate(["train/cats/a.png", "train/dogs/b.png", "train/dogs/c.png", "test/dogs/d.png"]):
         photo(folder / "photos" / name, number)
-    run(folder, block("savez_compressed"))
+    run(block("savez_compressed"))
     train_part, test_part = (npz.Npz(str(folder / "photos.npz"), split, void=()) for split in ("train", "test"))
     assert train_part.classes == ("cats", "dogs") and train_part[0]["image"].shape == (96, 96, 3)
     assert [part[k]["label"] for part in (train_part, test_part) for k in range(len(part))] == [0, 1, 1, 1]
@@ -241,7 +255,7 @@ def test_digits_for_the_table_of_guarantees(tmp_path, monkeypatch):
 
 
 def test_assert_equivariant_on_your_own_function(tmp_path):
-    gap, error = run(tmp_path, block("def blur")).splitlines()[:2]
+    gap, error = run_alone(tmp_path, block("def blur")).splitlines()[:2]
     assert float(gap) < 1e-5 and error.startswith("octic element 'r': the output deviates by ")
 
 

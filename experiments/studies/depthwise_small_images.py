@@ -179,6 +179,7 @@ class Runs:
     study: Study
     options: argparse.Namespace
     seed: int
+    _figures: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict, init=False)  # of each run so far
 
     @property
     def place(self) -> pathlib.Path:
@@ -219,9 +220,11 @@ class Runs:
         return self.place / "stage_1"
 
     def trained(self, name: str, stage: str, texts: Sequence[str] = (), **keys: Any) -> float:
-        texts = [*texts, *(f"{key}={value}" for key, value in keys.items())]
-        found = several_seeds.trained(self.config(stage, texts), self.place / _slug(name))
-        return found[f"eval/{self.study.figure}"]
+        run = (name, stage, *texts, *(f"{key}={value}" for key, value in keys.items()))
+        if run not in self._figures:
+            found = several_seeds.trained(self.config(stage, run[2:]), self.place / _slug(name))
+            self._figures[run] = found[f"eval/{self.study.figure}"]
+        return self._figures[run]
 
     def config(self, stage: str, texts: Sequence[str]) -> Any:
         """The config of a stage; it has the recipe's share of stage 1's epochs and batch."""

@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import nbclient
@@ -28,9 +29,18 @@ LEAVES_SOCKETS = pytest.mark.filterwarnings(
 VARYING = re.compile(rf"{re.escape(tempfile.gettempdir())}|{re.escape(str(FOLDER.parent))}|images/s|microseconds")
 
 
-def run(name: str, *, optimised: bool = False) -> str:
-    """Everything that a notebook prints; its programs are compiled as in other tests, or at XLA's first level."""
+def run(name: str, *, optimised: bool = False, shorter: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Everything that a notebook prints.
+
+    Args:
+      optimised: compile its programs at XLA's first level, not as in other tests.
+      shorter: replacements of texts that its code has once, for trainings of fewer steps.
+    """
     notebook = read(name)
+    for text, other in shorter.items():
+        (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and text in cell.source]
+        assert cell.source.count(text) == 1, text
+        cell.source = cell.source.replace(text, other)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1"
     _execute(notebook, {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": flags} if optimised else {})
     return "".join(output.get("text", "") for output in outputs(notebook))

@@ -7,7 +7,7 @@ from tests.colabs import notebook
 
 @notebook.LEAVES_SOCKETS
 def test_it_runs_and_only_the_adaptive_model_is_consistent():
-    text = notebook.run("shift_consistency")
+    text = notebook.run("shift_consistency", shorter={"steps = 200": "steps = 150"})
     found = re.findall(r"(\w+) +accuracy ([\d.]+), consistency ([\d.]+): (\d+) of 180 images change", text)
     accuracy, share, changed = ({name: float(row[k]) for name, *row in found} for k in range(3))
     assert accuracy["ordinary"] > 0.85 and accuracy["adaptive"] > 0.6  # chance is 0.2

@@ -30,7 +30,7 @@ WRITING = (
 )
 # fmt: on
 TWO_PATHS = ("os.rename", "os.link", "os.symlink")
-CONTAINERS = (dict, list, set)
+CONTAINERS = frozenset((dict, list, set))
 FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -106,10 +106,11 @@ def _umask() -> int:
 def _globals() -> dict[str, Any]:
     """The globals of our modules, and the contents of their containers, by identity."""
     found = {"builtins": list(map(id, vars(builtins).values()))}
-    for module in [name for name in sys.modules if name == "equivit" or name.startswith("equivit.")]:
-        values = {key: value for key, value in vars(sys.modules[module]).items() if not key.startswith("__")}
-        inside = [list(map(id, _contents(value))) for value in values.values() if type(value) in CONTAINERS]
-        found[f"globals of {module}"] = list(map(id, values.values())), inside
+    for name, module in list(sys.modules.items()):
+        if name == "equivit" or name.startswith("equivit."):
+            values = [value for key, value in vars(module).items() if key[:2] != "__"]
+            inside = [list(map(id, _contents(value))) for value in values if type(value) in CONTAINERS]
+            found[f"globals of {name}"] = list(map(id, values)), inside
     return found
 
 
