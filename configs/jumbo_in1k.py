@@ -38,7 +38,9 @@ from equivit.training import config
 
 SIZES = {"pico": "pico16", "nano": "nano16", "tiny": "ti16", "small": "s16", "base": "b16"}
 # The smallest model of each family of baselines, with fields that shrink it for `quicktest`; then all baselines.
-SMALLEST = {"efficientvit_b0": {}, "shvit_s1": {}, "mobilenetv4_conv_small": {}, "bixt_ti_p16": dict(depth=2)}
+SMALLEST = {"efficientvit_b0": dict(depths=(1, 1, 1, 1, 1)), "shvit_s1": dict(depths=(1, 1, 1))}
+SMALLEST |= {"mobilenetv4_conv_small": dict(stages=("conv 3 s2 32", "uib 5/5 s2 e3 48, uib 0/3 e2 48", "conv 1 64"))}
+SMALLEST |= {"bixt_ti_p16": dict(depth=2)}
 BASELINES = (*SMALLEST, "efficientvit_b1", "shvit_s2", "shvit_s3", "mobilenetv4_conv_medium")
 BASELINES += ("mobilenetv4_hybrid_medium",)
 
