@@ -84,7 +84,7 @@ def test_a_transform_of_several_crops(many):
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_whole_batches_are_the_same_for_any_workers_processes_and_start(many, workers, repeats):
     expected = take(many(repeats=repeats), 6)  # into the second epoch
-    parts = [take(many(i, 2, repeats=repeats, workers=workers), 3, start=3) for i in range(2)]
+    parts = [take(many(i, 2, repeats=repeats, workers=workers * i), 3, start=3) for i in range(2)]  # of one process
     for batch, halves in zip(expected[3:], zip(*parts, strict=True), strict=True):
         assert_equal({name: np.concatenate([half[name] for half in halves]) for name in batch}, batch)
     assert len({batch["mask"].tobytes() for batch in expected}) == 6

@@ -39,7 +39,7 @@ def test_a_train_command_resolves_its_model_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("platform", "by_default"), [("gpu", True), ("tpu", True), ("cpu", False)])
 def test_blocks_are_written_out_in_training_on_an_accelerator(monkeypatch, platform, by_default, unroll):
     """If the config leaves it open."""
-    config = configs.load(f"{ROOT}/configs/quickstart.py:quicktest", ["model.depth=4", f"model.unroll={unroll}"])
+    config = configs.load(f"{ROOT}/configs/quickstart.py:plain,quicktest", ["model.depth=3", f"model.unroll={unroll}"])
     mesh = sharding.create_mesh(config.mesh)
     monkeypatch.setattr(build, "platform_of", lambda mesh: platform)
     program = build.make_program(config, mesh, total=10, per_epoch=10)

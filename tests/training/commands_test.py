@@ -1,5 +1,6 @@
-"""Runs as a user starts them, in processes of their own: killed and resumed, and two processes as one run."""
+"""Runs as a user starts them, most in processes of their own: killed and resumed, and two processes as one run."""
 
+import functools
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, train
-from equivit.training import checkpoints
+from equivit.training import checkpoints, sharding
 from equivit.training.run import checkpoint_files
 from tests import soak
 
@@ -31,12 +32,17 @@ ALONE = "--config.data.workers=0"
 SECONDS = 3600  # after which a run hangs, on any machine
 
 
+def words(workdir, mode):
+    """Return the arguments of `equivit.train`."""
+    source = f"--config.data.source=npz:{workdir.parent / IMAGES}"
+    return [f"--config={CONFIG}{mode}", f"--workdir={workdir}", source]
+
+
 def start(workdir, *arguments, send=0, at=-1, mode="", environment=()):
     """Start a run that sends itself a signal at its `at`-th batch."""
     hashes = f"{workdir}.hashes{dict(environment).get('JAX_PROCESS_ID', '')}"
     command = [sys.executable, "-m", "tests.training.run_driver", hashes, str(int(send)), str(at)]
-    source = f"--config.data.source=npz:{workdir.parent / IMAGES}"
-    command += [f"--config={CONFIG}{mode}", f"--workdir={workdir}", source, *arguments]
+    command += [*words(workdir, mode), *arguments]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **dict(environment)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
@@ -74,7 +80,7 @@ def hashes(workdir):
 def place(tmp_path_factory):
     """Where all runs lie side by side, and their images."""
     place, random, arrays = tmp_path_factory.mktemp("runs"), np.random.default_rng(0), {}
-    for split, number in (("train", 1437), ("test", 360)):
+    for split, number in (("train", 189), ("test", 45)):
         arrays[f"{split}_label"] = random.integers(0, 10, number)
         arrays[f"{split}_image"] = random.integers(0, 256, (number, 16, 16, 1), np.uint8)
     np.savez(place / IMAGES, classes=np.array([f"class {i}" for i in range(10)]), **arrays)
@@ -93,42 +99,42 @@ def uninterrupted(place):
 def test_a_run_says_what_it_does_and_leaves_its_results(uninterrupted):
     workdir, output = uninterrupted
     lines = output.strip().splitlines()
-    about = f"Training vit_ti16 on npz:{workdir.parent / IMAGES} (1437 images, 10 classes): 32 steps of 64 images"
+    about = f"Training vit_ti16 on npz:{workdir.parent / IMAGES} (189 images, 10 classes): 16 steps of 16 images"
     assert lines[0].startswith(about)
     assert str(workdir) in lines[-1] and "Warning" not in output
     report = json.loads((workdir / "report.json").read_text())
-    assert report["step"] == 32 and 0 <= report["eval/accuracy/top1"] <= 1
+    assert report["step"] == 16 and 0 <= report["eval/accuracy/top1"] <= 1
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [*range(4, 33, 4), 32]
+    assert [row["step"] for row in rows] == [*range(2, 17, 2), 16]
     expected = {"loss", "accuracy", "lr", "grad_norm", "images_per_second", "step_seconds", "data_wait_share"}
     assert expected <= rows[0].keys()
 
 
 @pytest.mark.slow
 def test_stopped_killed_and_resumed_equals_uninterrupted(uninterrupted):
-    """In the first epoch (22 steps), with 2 workers, random augmentation, mixup, accumulation and EMA.
+    """In the first epoch (11 steps), with 2 workers, random augmentation, mixup, accumulation and EMA.
 
-    The uninterrupted run has no workers, whose number changes nothing.
+    The uninterrupted run and the last part have no workers, whose number changes nothing.
     """
     whole, workdir = uninterrupted[0], uninterrupted[0].with_name("stopped")
-    output, status = finish(start(workdir, send=signal.SIGINT, at=12))
+    output, status = finish(start(workdir, send=signal.SIGINT, at=6))
     assert status == 130 and "Ctrl-C: saved" in output and "Traceback" not in output, output
-    assert saved_steps(workdir)[-1] == 12
-    output, status = finish(start(workdir, send=signal.SIGKILL, at=6))
+    assert saved_steps(workdir)[-1] == 6
+    output, status = finish(start(workdir, send=signal.SIGKILL, at=4))
     assert status == -signal.SIGKILL, output
     step = saved_steps(workdir)[-1]
-    assert 12 <= step <= 18
-    output, status = finish(start(workdir, send=signal.SIGKILL, at=2))
+    assert 6 <= step <= 10
+    output, status = finish(start(workdir, ALONE, send=signal.SIGKILL, at=2))
     assert status == -signal.SIGKILL, output
     last = saved_steps(workdir)[-1]
     assert step <= last <= step + 2
-    output, status = finish(start(workdir))
+    output, status = finish(start(workdir, ALONE))
     assert status == 0, output
     seen, expected = hashes(workdir), hashes(whole)
-    assert seen[:18] == expected[:18] and seen[18:20] == expected[step : step + 2] and seen[20:] == expected[last:]
-    assert len(seen[20:]) >= 12
+    assert seen[:10] == expected[:10] and seen[10:12] == expected[step : step + 2] and seen[12:] == expected[last:]
+    assert len(seen[12:]) >= 4
     chex.assert_trees_all_equal(final_state(workdir), final_state(whole))
-    assert soak.run_losses(workdir, whole) == []
+    assert soak.run_losses(workdir, whole) == ["files: ['config.1.json']"]  # with another number of workers
 
 
 @pytest.mark.slow
@@ -155,22 +161,35 @@ def test_the_soak_notices_what_is_lost(uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "checkpoint", other)
     (found,) = soak.run_losses(run, whole)
     assert re.fullmatch(r"arrays: 1 of \d+ differ, such as (.*)", found)[1] == changed[0]
-    shutil.rmtree(run / "checkpoints" / "28")
-    assert soak.run_losses(run, whole) == ["checkpoints: ['32'] in place of ['28', '32']"]
+    shutil.rmtree(run / "checkpoints" / "14")
+    assert soak.run_losses(run, whole) == ["checkpoints: ['16'] in place of ['14', '16']"]
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """Runs of this process use one of its devices, as those of the other processes do."""
+    create = functools.partial(sharding.create_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(sharding, "create_mesh", create)
 
 
 @pytest.mark.slow
-def test_batch_statistics_stopped_and_resumed_equal_uninterrupted(place):
-    """In processes of their own; uninterrupted in this one, whose devices they have too."""
+def test_batch_statistics_stopped_and_resumed_equal_uninterrupted(place, one_device, monkeypatch, capsys):
+    """In this process, where nothing of the model is left either."""
     whole, workdir = place / "whole_statistics", place / "stopped_statistics"
-    options = dict(mode=":statistics", environment=[("JAX_NUM_CPU_DEVICES", str(jax.device_count()))])
-    output, status = finish(start(workdir, send=signal.SIGTERM, at=3, **options))
-    assert status == 143 and "SIGTERM: saved" in output and saved_steps(workdir) == [3], output
-    output, status = finish(start(workdir, **options))
-    assert status == 0, output
-    source = f"--config.data.source=npz:{place / IMAGES}"
-    assert train.main([f"--config={CONFIG}:statistics", f"--workdir={whole}", source]) == 0
-    assert len(hashes(workdir)) == 3 + 2
+    assert train.main(words(whole, ":statistics")) == 0
+    to_global, batches = sharding.to_global, iter(range(5))
+
+    def stopping(mesh, batch):
+        if next(batches) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return to_global(mesh, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "to_global", stopping)
+        assert train.main(words(workdir, ":statistics")) == 143
+    assert "SIGTERM: saved" in capsys.readouterr().out and saved_steps(workdir) == [3]
+    assert train.main(words(workdir, ":statistics")) == 0
+    assert "Resuming at step 3 of 5" in capsys.readouterr().out
     chex.assert_trees_all_equal(final_state(workdir), final_state(whole))
     statistics = logical.take(checkpoints.load_run(workdir).model, nnx.BatchStat)
     means = [array for name, array in statistics.items() if name.endswith(".mean")]
@@ -200,11 +219,10 @@ def two_processes(workdir, which=1, *arguments, unreadable="", **signals):
 
 
 @pytest.mark.slow
-def test_two_processes_train_together_and_save_one_checkpoint(place):
+def test_two_processes_train_together_and_save_one_checkpoint(place, one_device):
     outcomes = [finish(process) for process in two_processes(place / "two")]
     assert [status for _, status in outcomes] == [0, 0], outcomes
-    output, status = finish(start(place / "one", mode=":processes"))
-    assert status == 0, output
+    assert train.main(words(place / "one", ":processes")) == 0
     saved = sorted(path.name for path in (place / "two" / "checkpoints").iterdir())
     assert saved == ["3", "6"]
     bits, actual = saved_and_actual_bits(place / "two" / "checkpoints" / "6")

@@ -39,10 +39,23 @@ class Pipeline:
             start += 1
 
 
+@functools.cache
+def program_of(sections, mesh, total):
+    """The program of a config; `sections`: those from which it is made."""
+    return tiny.make_program(tiny.config(**json.loads(sections)), mesh, total=total, per_epoch=4)
+
+
+def make_program(config, mesh, *, total, per_epoch):
+    """A program that runs share whose configs differ in what the loop does alone."""
+    assert per_epoch == Pipeline.steps_per_epoch
+    sections = {name: config[name].to_dict() for name in ("model", "data", "objective", "optimizer", "schedule")}
+    return program_of(json.dumps(sections), mesh, total)
+
+
 def train(workdir, options, pipeline=None, evaluate=lambda model, config: {"accuracy": {"top1": 0.5}}):
     """The final figures of a run, None if it was stopped."""
     pipeline = pipeline or Pipeline()
-    outcome = loop.train(options, workdir=workdir, pipeline=pipeline, evaluate=evaluate, make_program=tiny.make_program)
+    outcome = loop.train(options, workdir=workdir, pipeline=pipeline, evaluate=evaluate, make_program=make_program)
     return outcome and outcome.report
 
 
@@ -54,7 +67,7 @@ def options(**sections):
 def last(workdir):
     mesh, config = mesh_of(8, 1), options()
     with jax.set_mesh(mesh), checkpoints.Checkpoints(workdir, config.checkpoint) as manager:
-        return jax.device_get(manager.restore(tiny.program(config, mesh).abstract))
+        return jax.device_get(manager.restore(make_program(config, mesh, total=10, per_epoch=4).abstract))
 
 
 def rows(workdir):
@@ -81,7 +94,7 @@ def test_the_outcome_is_the_model_and_what_was_measured_on_it(whole):
         return {"accuracy": {"top1": 0.5, "of": [1, 2]}}
 
     outcome = loop.train(
-        options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=tiny.make_program
+        options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=make_program
     )
     assert outcome.report == {"step": 10, "eval/accuracy/top1": 0.5}
     assert outcome.results == {"accuracy": {"top1": 0.5, "of": [1, 2]}} and outcome.model is seen[-1]
@@ -133,7 +146,7 @@ def test_a_signal_before_the_first_step_is_not_lost(tmp_path):
     """An exception would be lost in a hook of the garbage collector, which JAX has."""
 
     def make(*args, **others):
-        program = tiny.make_program(*args, **others)
+        program = make_program(*args, **others)
         os.kill(os.getpid(), signal.SIGINT)
         return program
 

@@ -155,9 +155,19 @@ class Black(Pipeline):
             yield batch(t, [0] if self.black(t) else [])
 
 
+@functools.cache
+def program_of(precision, interval, mesh, total, per_epoch):
+    """A program that runs share; `interval`: of `loss_scale`."""
+    config = config_of(precision)
+    return tiny.make_program(config, mesh, total=total, per_epoch=per_epoch, objective=Overflowing(config))
+
+
+def make_program(config, mesh, *, total, per_epoch):
+    return program_of(config.precision, loss_scale.INTERVAL, mesh, total, per_epoch)
+
+
 def train(workdir, config, pipeline):
-    make = functools.partial(tiny.make_program, objective=Overflowing(config))
-    loop.train(config, workdir=workdir, pipeline=pipeline, evaluate=lambda *_: {}, make_program=make)
+    loop.train(config, workdir=workdir, pipeline=pipeline, evaluate=lambda *_: {}, make_program=make_program)
 
 
 def stored(workdir, step):

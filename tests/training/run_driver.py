@@ -12,6 +12,7 @@ import sys
 
 if __name__ == "__main__":  # workers import this module too, and need no JAX
     import jax
+    from jax._src import compiler, distributed
 
     jax.config.update("jax_platforms", "cpu")
     from equivit import train
@@ -24,6 +25,15 @@ if __name__ == "__main__":  # workers import this module too, and need no JAX
     jax.distributed.initialize = functools.partial(jax.distributed.initialize, **patience)
     if not number:
         processes.HEARTBEAT_SECONDS = 3600
+    # The first process alone would keep what it has compiled, which is of no use to the second.
+    write, everyone = compiler._cache_write, distributed.global_state
+
+    def written(*arguments):
+        number, everyone.process_id = everyone.process_id, 0
+        write(*arguments)
+        everyone.process_id = number
+
+    compiler._cache_write = written
     seen, to_global = [], sharding.to_global
 
     def watched(mesh, batch):

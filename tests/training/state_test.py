@@ -1,5 +1,7 @@
 """The step: micro-batches, devices, shardings, and what happens to a loss that is not finite."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -21,34 +23,42 @@ def mesh_of(data, fsdp):
     return Mesh(devices, ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
-def trained(options, mesh, steps=5):
-    with jax.set_mesh(mesh):
-        return tiny.run(tiny.program(options, mesh), mesh, steps)
-
-
 MIXED = dict(objective=dict(mixup=0.8, cutmix=1.0, mix_groups=4, ema=0.9))
+
+
+@functools.cache
+def mixed(data=1, fsdp=1, accumulation=1):
+    """A program that mixes and averages, and its mesh."""
+    mesh = mesh_of(data, fsdp)
+    with jax.set_mesh(mesh):
+        return tiny.program(tiny.config(**MIXED, optimizer=dict(accumulation=accumulation)), mesh), mesh
+
+
+@functools.cache
+def trained(*which):
+    """The state and the metrics of a program of `mixed` after five steps."""
+    program, mesh = mixed(*which)
+    with jax.set_mesh(mesh):
+        return tiny.run(program, mesh, 5)
+
+
 # Sums over the batch are taken in another order; LAMB's first steps divide by the root of small moments.
 CLOSE = dict(rtol=2e-5, atol=2e-6)
 
 
 @pytest.fixture(scope="module")
 def reference():
-    return trained(tiny.config(**MIXED), mesh_of(1, 1))
+    return jax.device_get(trained())
 
 
 @pytest.mark.parametrize(("data", "fsdp"), [(8, 1), (1, 8), (2, 4)])
 def test_any_mesh_equals_one_device(reference, data, fsdp):
-    state, metrics = trained(tiny.config(**MIXED), mesh_of(data, fsdp))
-    chex.assert_trees_all_close(jax.device_get(state), jax.device_get(reference[0]), **CLOSE)
-    chex.assert_trees_all_close(jax.device_get(metrics), jax.device_get(reference[1]), **CLOSE)
+    chex.assert_trees_all_close(jax.device_get(trained(data, fsdp)), reference, **CLOSE)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
 def test_micro_batches_equal_one_batch(reference, devices):
-    options = tiny.config(optimizer=dict(accumulation=4), **MIXED)
-    state, metrics = trained(options, mesh_of(devices, 1))
-    chex.assert_trees_all_close(jax.device_get(state), jax.device_get(reference[0]), **CLOSE)
-    chex.assert_trees_all_close(jax.device_get(metrics), jax.device_get(reference[1]), **CLOSE)
+    chex.assert_trees_all_close(jax.device_get(trained(devices, 1, 4)), reference, **CLOSE)
 
 
 def test_the_step_is_compiled_once():
@@ -60,7 +70,7 @@ def test_the_step_is_compiled_once():
 
 
 def test_parameters_given_at_the_start_replace_the_drawn_ones():
-    program = tiny.program(tiny.config(**MIXED), mesh_of(1, 1))
+    program, _ = mixed()
     state = program.init({"head.bias": np.arange(8.0, dtype=np.float32)})
     for tree in (state.trainable, state.extra["ema"]):
         np.testing.assert_array_equal(tree["head.bias"], np.arange(8))
@@ -68,14 +78,14 @@ def test_parameters_given_at_the_start_replace_the_drawn_ones():
 
 
 def test_the_state_changes(reference):
-    start = tiny.program(tiny.config(**MIXED), mesh_of(1, 1)).init({})
+    start = mixed()[0].init({})
     for name, before in start.trainable.items():
         assert np.abs(before - reference[0].trainable[name]).max() > 1e-3, name
 
 
 def test_fsdp_divides_parameters_and_optimizer():
     mesh = mesh_of(1, 8)
-    state, _ = trained(tiny.config(**MIXED), mesh, steps=1)
+    state, _ = trained(1, 8)
     for tree in (state.trainable, state.optimizer, state.extra["ema"]):
         leaves = jax.tree.leaves(tree)
         everything = sum(leaf.nbytes for leaf in leaves)
@@ -87,9 +97,8 @@ def test_fsdp_divides_parameters_and_optimizer():
 
 
 def test_a_bad_step_and_those_after_it_change_nothing():
-    mesh = mesh_of(1, 1)
+    program, mesh = mixed()
     with jax.set_mesh(mesh):
-        program = tiny.program(tiny.config(**MIXED), mesh)
         state, _ = tiny.run(program, mesh, 2)
         before = jax.device_get(state)
         poisoned = state._replace(trainable=jax.tree.map(lambda a: a * np.nan, state.trainable))
