@@ -93,9 +93,7 @@ def test_the_outcome_is_the_model_and_what_was_measured_on_it(whole):
         seen.append(model)
         return {"accuracy": {"top1": 0.5, "of": [1, 2]}}
 
-    outcome = loop.train(
-        options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=make_program
-    )
+    outcome = loop.train(options(), workdir=whole[0], pipeline=Pipeline(), evaluate=evaluate, make_program=make_program)
     assert outcome.report == {"step": 10, "eval/accuracy/top1": 0.5}
     assert outcome.results == {"accuracy": {"top1": 0.5, "of": [1, 2]}} and outcome.model is seen[-1]
 
