@@ -19,6 +19,7 @@ import pytest
 from flax import nnx
 
 from equivit import logical, train
+from equivit.evaluation import figures
 from equivit.training import checkpoints, sharding
 from equivit.training.run import checkpoint_files
 from tests import soak
@@ -167,9 +168,11 @@ def test_the_soak_notices_what_is_lost(uninterrupted, tmp_path, monkeypatch):
 
 @pytest.fixture
 def one_device(monkeypatch):
-    """Runs of this process use one of its devices, as those of the other processes do."""
+    """Runs of this process use one of its devices, as those of the other processes do, and draw no pictures."""
     create = functools.partial(sharding.create_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "create_mesh", create)
+    for draw in ("learning_curves", "patch_filters"):
+        monkeypatch.setattr(figures, draw, lambda *given: None)
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, capsys):
     config = config_of("float16", checkpoint=dict(every_steps=4))
     train(tmp_path / "whole", config, Black())
     with pytest.raises(Killed):
-        train(tmp_path / "killed", config, Black(kill=7))
+        train(tmp_path / "killed", config, Black(kill=5))  # at half the scale
     train(tmp_path / "killed", config, Black())
     leaves, bits = stored(tmp_path / "whole", 10)
     assert {"loss_scale.value", "loss_scale.steps"} < leaves
