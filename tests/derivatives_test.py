@@ -104,7 +104,7 @@ def loss(name, **options):
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "swin"])
 def test_models_have_forward_mode_derivatives(name):
-    """Adaptive models have all operations of ordinary ones, and theirs; those of Swin are compared below."""
+    """Adaptive models contain all operations of ordinary ones; `test_both_modes_agree` covers Swin."""
     function, parameters = loss(name, adaptive=True)
     both = (parameters, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32))
     assert jax.eval_shape(lambda both: jax.jvp(function, both, both)[1], both).shape == ()

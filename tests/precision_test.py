@@ -147,7 +147,7 @@ ROUNDED = {"unrolled": ("vit_ti16", dict(unroll=True)), "scanned": ("octic_vit_t
 
 @functools.cache
 def slopes(which, rounded=lambda module: module):
-    """The gradient of a function of the logits by the parameters before `rounded`, which changes none, and logits."""
+    """Return the gradient with respect to the parameters before rounding, and the logits."""
     name, options = ROUNDED[which]
     options |= dict(depth=2, num_classes=5)
     model = testing.randomise(models.abstract(name, **SMALL | options), jax.random.key(0))

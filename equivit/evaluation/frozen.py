@@ -232,7 +232,7 @@ def _image_features(pixels, captured, model, images):
 
 
 def _patch_features(pixels, model, images, g):
-    """Turned back by the inverse of g; the model is compiled for the shape of the images, not for each g."""
+    """Turn the patch features back by the inverse of g; all g share the compiled model."""
     return (_turned(_patch_grid(pixels, model, images), OCTIC.inverse(g)),)
 
 

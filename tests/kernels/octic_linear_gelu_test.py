@@ -36,7 +36,7 @@ def test_values_are_the_reference_s(shape, dtype, monkeypatch):
     assert_near(jax.jit(interpreted)(*arguments), jax.jit(reference)(*widen(arguments)), absolute=2e-5)
 
 
-# The kernels under differentiation are those of `d8_gelu`, which its own tests try at all shapes.
+# Differentiation uses the kernels of `d8_gelu`; `d8_gelu_test` runs them at all shapes.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [SMALL, AWKWARD[1]], ids=lambda shape: shape.name)
 def test_gradients_are_those_of_plain_xla(shape, dtype):

@@ -168,7 +168,7 @@ def test_the_soak_notices_what_is_lost(uninterrupted, tmp_path, monkeypatch):
 
 @pytest.fixture
 def one_device(monkeypatch):
-    """Runs of this process use one of its devices, as those of the other processes do, and draw no pictures."""
+    """Train on one device in this process, as the other processes do, and draw no pictures."""
     create = functools.partial(sharding.create_mesh, devices=jax.devices()[:1])
     monkeypatch.setattr(sharding, "create_mesh", create)
     for draw in ("learning_curves", "patch_filters"):
@@ -177,7 +177,7 @@ def one_device(monkeypatch):
 
 @pytest.mark.slow
 def test_batch_statistics_stopped_and_resumed_equal_uninterrupted(place, one_device, monkeypatch, capsys):
-    """In this process, where nothing of the model is left either."""
+    """All three runs are in this process, and each builds its own model."""
     whole, workdir = place / "whole_statistics", place / "stopped_statistics"
     assert train.main(words(whole, ":statistics")) == 0
     to_global, batches = sharding.to_global, iter(range(5))

@@ -41,12 +41,12 @@ class Pipeline:
 
 @functools.cache
 def program_of(sections, mesh, total):
-    """The program of a config; `sections`: those from which it is made."""
+    """Build the program of the config sections in a JSON text."""
     return tiny.make_program(tiny.config(**json.loads(sections)), mesh, total=total, per_epoch=4)
 
 
 def make_program(config, mesh, *, total, per_epoch):
-    """A program that runs share whose configs differ in what the loop does alone."""
+    """Return one program for all configs that differ only in settings of the loop."""
     assert per_epoch == Pipeline.steps_per_epoch
     sections = {name: config[name].to_dict() for name in ("model", "data", "objective", "optimizer", "schedule")}
     return program_of(json.dumps(sections), mesh, total)

@@ -157,7 +157,7 @@ class Black(Pipeline):
 
 @functools.cache
 def program_of(precision, interval, mesh, total, per_epoch):
-    """A program that runs share; `interval`: of `loss_scale`."""
+    """Return one program for all runs of a precision and an interval of the loss scale."""
     config = config_of(precision)
     return tiny.make_program(config, mesh, total=total, per_epoch=per_epoch, objective=Overflowing(config))
 

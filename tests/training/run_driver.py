@@ -25,7 +25,7 @@ if __name__ == "__main__":  # workers import this module too, and need no JAX
     jax.distributed.initialize = functools.partial(jax.distributed.initialize, **patience)
     if not number:
         processes.HEARTBEAT_SECONDS = 3600
-    # The first process alone would keep what it has compiled, which is of no use to the second.
+    # JAX lets only process 0 write to the compilation cache, but the second process compiles other programs.
     write, everyone = compiler._cache_write, distributed.global_state
 
     def written(*arguments):

@@ -73,8 +73,10 @@ def write_small_arrays_whole() -> None:
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**20)
     logger = logging.getLogger("absl")
     disabled, logger.disabled = logger.disabled, True  # Orbax warns of every handler that replaces another
-    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
-    logger.disabled = disabled
+    try:
+        ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    finally:
+        logger.disabled = disabled
 
 
 def content(state: State, *, before_failure: bool) -> ocp.args.Composite:

@@ -105,7 +105,7 @@ def test_claims():
 
 
 def test_whole_models_forward_and_in_training(tmp_path, monkeypatch, python):
-    """On a model of a tiny block, of which the forward pass has a process; claims are of the right rows."""
+    """One tiny block: its forward pass runs in a process of its own, and claims name the right rows."""
     started, update = processes.started, jax.config.update
 
     def started_or_here(name, make, *arguments):
